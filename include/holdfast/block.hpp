@@ -1,0 +1,329 @@
+// A block: one allocation, owned together by its buffer, the handles given out, and every graph that recorded it. It
+// goes back to its resource when the last of them is gone, and after all work that used it.
+//
+//   auto block = holdfast::block<Device>::make(resource, bytes, alignment, counts, zero_it);
+//   block->pin(Device::capturing(stream));    // the graph being captured now owns it too
+//
+// Buffers are built from blocks; engines use buffers. Not here: growth, views, or any knowledge of what is stored.
+//
+// Threads: pinning and dropping are thread safe; begin_use and end_use are externally synchronised, like the buffer.
+#pragma once
+
+#include <holdfast/detail/process.hpp>
+#include <holdfast/detail/release_queue.hpp>
+#include <holdfast/device/device.hpp>
+#include <holdfast/error.hpp>
+#include <holdfast/memory_resource.hpp>
+#include <holdfast/version.hpp>
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace holdfast::inline HOLDFAST_ABI {
+
+template <device Device>
+class block : public std::enable_shared_from_this<block<Device>> {
+ public:
+  using stream_type = typename Device::stream_type;
+  using graph_type = typename Device::graph_type;
+  using capture_type = capture_status<graph_type>;
+
+  /// Allocates `bytes` (more than 0), runs `initialise(stream, data)` on the library's own stream, and waits for it: the
+  /// block is ready for any stream when this returns, capturing or not, and no node is added to anybody's graph.
+  /// Out of memory is tried once more after giving back what is released. Throws out_of_memory, logic_error in a forked
+  /// child, device_error; nothing changed then.
+  template <class Initialise>
+  [[nodiscard]] static std::shared_ptr<block> make(any_resource<Device> resource, std::size_t bytes,
+                                                   std::size_t alignment, std::shared_ptr<byte_counts> counts,
+                                                   Initialise&& initialise) {
+    auto& queue = detail::release_queue<Device>::instance();
+    std::unique_ptr<block> made{new block{std::move(resource), bytes, alignment, std::move(counts), queue}};
+    made->allocate();
+    try {
+      made->run(std::forward<Initialise>(initialise));
+    } catch (...) {
+      made->resource_.deallocate(made->device().library_stream(), made->data_, bytes, alignment);
+      throw;
+    }
+    std::shared_ptr<block> shared{made.release(), [](block* last) noexcept { last->queue_->push(last); }};
+    queue.drain();
+    return shared;
+  }
+
+  /// Grows where it is, when the resource can; then runs `initialise(stream, data)`. False: nothing changed.
+  template <class Initialise>
+  [[nodiscard]] bool extend(std::size_t bytes, Initialise&& initialise) {
+    if (!resource_.extend(device().library_stream(), data_, bytes_, bytes)) {
+      return false;
+    }
+    {
+      const std::lock_guard lock{pins_mutex_};
+      if (pins_ != 0) {
+        counts_->pinned(bytes - bytes_);
+      }
+      bytes_ = bytes;
+    }
+    run(std::forward<Initialise>(initialise));
+    return true;
+  }
+
+  [[nodiscard]] void* data() const noexcept { return data_; }
+  [[nodiscard]] std::size_t bytes() const noexcept { return bytes_; }
+  [[nodiscard]] Device device() const noexcept { return resource_.device(); }
+
+  /// Whether a graph that recorded it is alive (or its end not yet reported by the device).
+  [[nodiscard]] bool pinned() const noexcept {
+    const std::lock_guard lock{pins_mutex_};
+    return pins_ != 0;
+  }
+
+  /// The graph being captured owns the block from now on. At least once per block and capture: repeats cost one load.
+  void pin(const capture_type& capture) {
+    if (last_capture_.load(std::memory_order_relaxed) != capture.id) {
+      pin(capture.graph);
+      last_capture_.store(capture.id, std::memory_order_relaxed);
+    }
+  }
+
+  /// `graph` owns the block from now on, and so do its clones, executables and their launches.
+  void pin(graph_type graph) {
+    detail::stay_resident();
+    auto owner = std::make_unique<std::shared_ptr<block>>(this->shared_from_this());
+    {
+      const std::lock_guard lock{pins_mutex_};
+      if (pins_++ == 0) {
+        counts_->pinned(bytes_);
+      }
+    }
+    const typename Device::relaxed_scope relaxed;
+    Device::retain(graph, owner.release(), &unpin);  // when it throws, it has unpinned
+  }
+
+  /// Its buffer has moved on to another block, and lets go.
+  void retire() noexcept {
+    retired_ = true;
+    counts_->retired(bytes_);
+    let_go();
+  }
+
+  /// Its buffer lets go. What is left are handles, which the caller keeps in check, and graphs, whose end comes at a time
+  /// that nobody can tell: so the streams are fenced now, and not asked for anything later.
+  void let_go() noexcept {
+    let_go_ = true;
+    for (use& last : uses_) {
+      static_cast<void>(fence(last));
+    }
+  }
+
+  /// Work that uses the block is about to be queued on `stream` (`capture`: the id of what it captures, or 0). Work queued
+  /// by earlier users on other streams is waited for when both are eager or both in one capture; across a capture's edge
+  /// nothing is. Nothing but a short scan when the stream is the one that used it last.
+  void begin_use(stream_type stream, std::uint64_t capture) {
+    bool known = false;
+    bool others = false;
+    for (const use& earlier : uses_) {
+      if (earlier.capture == capture) {
+        const bool same = earlier.stream == stream && !earlier.mark;
+        known = known || same;
+        others = others || !same;
+      }
+    }
+    if (!known || others) [[unlikely]] {
+      join(stream, capture);
+    }
+  }
+
+  /// Work that uses the block has been queued on `stream`: later users and the final free wait for it.
+  void end_use(stream_type stream, std::uint64_t capture) noexcept {
+    for (const use& earlier : uses_) {
+      if (earlier.stream == stream && earlier.capture == capture && !earlier.mark) [[likely]] {
+        return;
+      }
+    }
+    try {
+      remember(stream, capture);
+    } catch (...) {
+      unfenced_ = true;  // a use we could not note down: never give the memory back rather than too early
+    }
+  }
+
+ private:
+  friend class detail::release_queue<Device>;
+
+  /// A stream that used the block since anybody waited for it. Streams are remembered, not fenced: an event is recorded
+  /// when another stream acquires or when the buffer lets go; so streams outlive the buffers and handles used on them. A
+  /// handle that means another stream in each thread is fenced at once. `mark` is the event, once recorded.
+  struct use {
+    stream_type stream;
+    std::uint64_t capture;
+    std::optional<typename Device::event> mark;
+    bool waited_for = false;
+  };
+
+  /// Captures whose uses are remembered at a time, so that a thousand captures don't make a list of a thousand.
+  static constexpr std::ptrdiff_t remembered_captures = 8;
+
+  block(any_resource<Device> resource, std::size_t bytes, std::size_t alignment, std::shared_ptr<byte_counts> counts,
+        detail::release_queue<Device>& queue)
+      : resource_(std::move(resource)),
+        bytes_(bytes),
+        alignment_(alignment),
+        counts_(std::move(counts)),
+        queue_(&queue) {}
+
+  void allocate() {
+    detail::refuse_unusable_device(Device::name);
+    const stream_type stream = library_stream();
+    try {
+      data_ = resource_.allocate(stream, bytes_, alignment_);
+    } catch (const out_of_memory&) {
+      if (queue_->drain_all() == 0) {
+        throw;
+      }
+      data_ = resource_.allocate(stream, bytes_, alignment_);
+    }
+    detail::watch_process();
+  }
+
+  [[nodiscard]] stream_type library_stream() const {
+    const typename Device::relaxed_scope relaxed;
+    return device().library_stream();
+  }
+
+  template <class Initialise>
+  void run(Initialise&& initialise) {
+    const typename Device::relaxed_scope relaxed;
+    const typename Device::current_scope current{device()};
+    const stream_type stream = device().library_stream();
+    std::forward<Initialise>(initialise)(stream, data_);
+    Device::synchronize(stream);
+  }
+
+  /// Called by the device on any thread; may not call the device.
+  static void unpin(void* object) noexcept {
+    const std::unique_ptr<std::shared_ptr<block>> owner{static_cast<std::shared_ptr<block>*>(object)};
+    block& self = **owner;
+    const std::lock_guard lock{self.pins_mutex_};
+    if (--self.pins_ == 0) {
+      self.counts_->unpinned(self.bytes_);
+    }
+  }
+
+  void join(stream_type stream, std::uint64_t capture) {
+    if (const Device of = Device::of(stream); of != device()) {
+      throw logic_error{std::string{"a stream of "} + Device::name + " device " + std::to_string(of.ordinal) +
+                        " cannot use a block of device " + std::to_string(device().ordinal)};
+    }
+    const typename Device::relaxed_scope relaxed;
+    const typename Device::current_scope current{device()};
+    for (use& earlier : uses_) {
+      earlier.waited_for = false;
+      if (earlier.capture != capture) {
+        continue;
+      }
+      if (earlier.mark) {
+        Device::wait(stream, *earlier.mark);
+      } else if (earlier.stream != stream) {
+        if (capture == 0 && Device::capturing(earlier.stream).state != capture_state::none) {
+          continue;
+        }
+        typename Device::event now{device()};
+        now.record(earlier.stream);
+        Device::wait(stream, now);
+      }
+      earlier.waited_for = true;
+    }
+    remember(stream, capture);
+    std::erase_if(uses_, [](const use& earlier) { return earlier.waited_for; });
+  }
+
+  void remember(stream_type stream, std::uint64_t capture) {
+    if (capture != 0) {
+      const auto captured = [](const use& u) { return u.capture != 0; };
+      if (std::count_if(uses_.begin(), uses_.end(), captured) >= remembered_captures) {
+        uses_.erase(std::find_if(uses_.begin(), uses_.end(), captured));
+      }
+    }
+    use now{stream, capture, std::nullopt, false};
+    if (Device::thread_bound(stream)) {
+      const typename Device::relaxed_scope relaxed;
+      now.mark.emplace(device()).record(stream);
+    } else if (let_go_) {
+      static_cast<void>(fence(now));
+    }
+    uses_.push_back(std::move(now));
+  }
+
+  /// Whether nothing but an event (or a graph's end) stands for the use. False: its stream is capturing, and must outlive
+  /// the block; or the runtime is broken.
+  [[nodiscard]] bool fence(use& last) noexcept {
+    if (last.capture != 0 || last.mark) {
+      return true;  // the graph owned the block, so it is gone by the time it matters, or never ran
+    }
+    try {
+      const typename Device::relaxed_scope relaxed;
+      const typename Device::current_scope current{device()};
+      if (Device::capturing(last.stream).state != capture_state::none) {
+        return false;
+      }
+      typename Device::event now{device()};
+      now.record(last.stream);
+      last.mark.emplace(std::move(now));
+      return true;
+    } catch (...) {
+      counts_->failed();
+      return false;
+    }
+  }
+
+  /// Gives the memory back in stream order. False: not yet (a stream that used it is capturing), or not possible.
+  [[nodiscard]] bool give_back() noexcept {
+    if (unfenced_) {
+      return false;
+    }
+    try {
+      const typename Device::relaxed_scope relaxed;
+      const typename Device::current_scope current{device()};
+      const stream_type library = device().library_stream();
+      for (use& last : uses_) {
+        if (!fence(last)) {
+          return false;
+        }
+        if (last.capture == 0) {
+          Device::wait(library, *last.mark);
+        }
+      }
+      resource_.deallocate(library, data_, bytes_, alignment_);
+      return true;
+    } catch (...) {
+      counts_->failed();
+      return false;
+    }
+  }
+
+  any_resource<Device> resource_;
+  void* data_ = nullptr;
+  std::size_t bytes_;
+  const std::size_t alignment_;
+  const std::shared_ptr<byte_counts> counts_;
+  detail::release_queue<Device>* const queue_;  // of the shared object that made the block
+
+  std::atomic<std::uint64_t> last_capture_{0};
+  mutable std::mutex pins_mutex_;  // pins_, and bytes_ as counted with it
+  std::uint64_t pins_ = 0;
+  std::vector<use> uses_;
+  bool retired_ = false;
+  bool let_go_ = false;
+  bool unfenced_ = false;
+  block* next_ = nullptr;  // in the release queue
+};
+
+}  // namespace holdfast::HOLDFAST_ABI
