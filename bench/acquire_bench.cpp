@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0
+// What padded_query_buffer::acquire costs within capacity, on the host, in the steady state.
+//
+// The floor is the question that has to be asked each time: what is this stream capturing? So batches of it and batches
+// of acquire and release alternate in one process, and `over_query_ns` is the median of their differences. The goal on
+// an H200 is 60 ns at most. For comparison, a pair of calls of the allocators that engines use.
+//
+//   acquire/eager      one stream, not capturing
+//   acquire/captured   the same inside a capture that has recorded the buffer already; release asks once more whether
+//                      the capture still runs
+//   cub, async         an allocation from a warm cache and its release
+//
+// Runs on the GPU where there is one, else on the host device, whose figures say nothing about CUDA's.
+#include <holdfast/holdfast.hpp>
+#include <holdfast/resource/cub_caching.hpp>
+#include <holdfast/resource/default.hpp>
+
+#include <benchmark/benchmark.h>
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace {
+
+constexpr int batch = 1000;  // calls between two looks at the clock
+constexpr std::int64_t rows = 64;
+constexpr std::size_t bytes = rows * 64 * 512 * 2;
+
+void check(cudaError_t code) {
+  if (code != cudaSuccess) {
+    throw holdfast::device_error{static_cast<int>(code), cudaGetErrorString(code)};
+  }
+}
+
+/// Nanoseconds of one call, over a batch.
+template <class Call>
+double nanoseconds(const Call& call) {
+  const auto start = std::chrono::steady_clock::now();
+  for (int i = 0; i < batch; ++i) {
+    call();
+  }
+  const std::chrono::duration<double, std::nano> taken = std::chrono::steady_clock::now() - start;
+  return taken.count() / batch;
+}
+
+double median(std::vector<double> values) {
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
+// --- a stream, and a capture on it ------------------------------------------------------------------------------------
+
+template <class Device>
+class stream;
+
+template <>
+class stream<holdfast::host_device> {
+ public:
+  operator holdfast::host::stream_ref() const { return stream_; }
+  void begin_capture() const { stream_.begin_capture(); }
+  void end_capture() const { static_cast<void>(stream_.end_capture()); }
+
+ private:
+  holdfast::host::stream stream_;
+};
+
+template <>
+class stream<holdfast::cuda_device> {
+ public:
+  stream() { check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking)); }
+  stream(const stream&) = delete;
+  stream& operator=(const stream&) = delete;
+  ~stream() { static_cast<void>(cudaStreamDestroy(stream_)); }
+
+  operator cudaStream_t() const { return stream_; }
+  void begin_capture() const { check(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeGlobal)); }
+  void end_capture() const {
+    cudaGraph_t graph = nullptr;
+    check(cudaStreamEndCapture(stream_, &graph));
+    check(cudaGraphDestroy(graph));
+  }
+
+ private:
+  cudaStream_t stream_ = nullptr;
+};
+
+// --- the benchmarks ---------------------------------------------------------------------------------------------------
+
+/// Alternates the query and `call`; an iteration is a batch of each.
+template <class Device, class Call>
+void against_query(benchmark::State& state, typename Device::stream_type on, const Call& call) {
+  const auto query = [on] {
+    auto capture = Device::capturing(on);
+    benchmark::DoNotOptimize(capture);
+  };
+  static_cast<void>(nanoseconds(query));
+  static_cast<void>(nanoseconds(call));
+
+  std::vector<double> queries, calls, differences;
+  for (auto _ : state) {
+    queries.push_back(nanoseconds(query));
+    calls.push_back(nanoseconds(call));
+    differences.push_back(calls.back() - queries.back());
+    state.SetIterationTime(calls.back() * 1e-9);
+  }
+  state.counters["query_ns"] = median(queries);
+  state.counters["call_ns"] = median(calls);
+  state.counters["over_query_ns"] = median(differences);
+}
+
+template <class Device>
+void acquire(benchmark::State& state, Device device, bool captured) {
+  holdfast::lane decode{holdfast::default_resource(device)};
+  auto& q_pad = decode.template padded_queries<std::uint16_t>({.heads = 16, .padded_heads = 64, .head_dim = 512});
+  q_pad.reserve(rows);
+  const stream<Device> on;
+  if (captured) {
+    on.begin_capture();
+  }
+  against_query<Device>(state, on, [&, s = typename Device::stream_type{on}] {
+    auto q = q_pad.acquire(s, rows);
+    benchmark::DoNotOptimize(q.data());
+  });
+  if (captured) {
+    on.end_capture();
+  }
+}
+
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wdeprecated-declarations"  // newer CCCLs discourage it; engines have it
+
+void cub_pair(benchmark::State& state) {
+  cub::CachingDeviceAllocator cub{2, 9, 28};
+  const stream<holdfast::cuda_device> on;
+  against_query<holdfast::cuda_device>(state, on, [&] {
+    void* p = nullptr;
+    check(cub.DeviceAllocate(&p, bytes, on));
+    check(cub.DeviceFree(p));
+  });
+}
+
+#pragma GCC diagnostic pop
+
+void async_pair(benchmark::State& state) {
+  cudaMemPool_t pool = nullptr;
+  check(cudaDeviceGetDefaultMemPool(&pool, 0));
+  std::uint64_t keep_all = UINT64_MAX;
+  check(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &keep_all));
+  const stream<holdfast::cuda_device> on;
+  against_query<holdfast::cuda_device>(state, on, [&] {
+    void* p = nullptr;
+    check(cudaMallocAsync(&p, bytes, on));
+    check(cudaFreeAsync(p, on));
+  });
+  check(cudaStreamSynchronize(on));
+}
+
+template <class Benchmark, class... Arguments>
+void add(const std::string& name, Benchmark benchmark, Arguments... arguments) {
+  benchmark::RegisterBenchmark(name.c_str(), benchmark, arguments...)
+      ->UseManualTime()
+      ->Unit(benchmark::kNanosecond)
+      ->Iterations(200)
+      ->Repetitions(11)
+      ->ReportAggregatesOnly();
+}
+
+template <class Device>
+void add_acquire(Device device) {
+  add(std::string{Device::name} + "/acquire/eager", acquire<Device>, device, false);
+  add(std::string{Device::name} + "/acquire/captured", acquire<Device>, device, true);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  benchmark::Initialize(&argc, argv);
+  if (benchmark::ReportUnrecognizedArguments(argc, argv)) {
+    return 1;
+  }
+  int gpus = 0;
+  if (cudaGetDeviceCount(&gpus) == cudaSuccess && gpus > 0) {
+    cudaDeviceProp properties{};
+    check(cudaGetDeviceProperties(&properties, 0));
+    benchmark::AddCustomContext("gpu", properties.name);
+    add_acquire(holdfast::cuda_device{0});
+    add("cuda/cub DeviceAllocate + DeviceFree", cub_pair);
+    add("cuda/cudaMallocAsync + cudaFreeAsync", async_pair);
+  } else {
+    static_cast<void>(cudaGetLastError());
+    benchmark::AddCustomContext("gpu", "none");
+    add_acquire(holdfast::host_device{0});
+  }
+  benchmark::RunSpecifiedBenchmarks();
+  benchmark::Shutdown();
+}

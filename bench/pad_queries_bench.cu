@@ -1,0 +1,182 @@
+// pad_queries and unpad_output at DeepSeek-V4's shapes (64 padded heads, 512 dims, bf16), against the rate at which the
+// same GPU copies in the same moment, and beside cudaMemcpy2DAsync.
+//
+//   fraction_of_ceiling   time of a device-to-device copy of as many bytes / time of the call
+//   us_per_node           below 10 MB: one node of a graph of such calls, less an empty kernel's node
+#include <holdfast/kernel/pad_queries.cuh>
+#include <holdfast/kernel/unpad_output.cuh>
+#include <holdfast/view.hpp>
+
+#include "support/ceiling.cuh"
+
+#include <cuda_bf16.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <vector>
+
+namespace {
+
+constexpr std::int64_t padded_heads = 64;
+constexpr std::int64_t head_dim = 512;
+using element = __nv_bfloat16;
+constexpr std::int64_t head_bytes = head_dim * std::int64_t{sizeof(element)};
+
+enum class direction { pad, unpad };
+
+/// One turn's packed and padded buffer, as views.
+struct turn_views {
+  holdfast::view<element, 3> packed;
+  holdfast::strided_view<element, 3> real_heads;
+  holdfast::view<element, 3> padded;
+};
+
+turn_views views_of(std::byte* packed, std::byte* padded, std::int64_t rows, std::int64_t heads) {
+  auto* packed_elements = reinterpret_cast<element*>(packed);
+  auto* padded_elements = reinterpret_cast<element*>(padded);
+  return {holdfast::view<element, 3>(packed_elements, rows, heads, head_dim),
+          holdfast::make_strided_view<element, 3>(padded_elements, {rows, heads, head_dim},
+                                                  {padded_heads * head_dim, head_dim, 1}),
+          holdfast::view<element, 3>(padded_elements, rows, padded_heads, head_dim)};
+}
+
+/// Rows that were copied hold the input's bits, and the padding still its poison.
+void verify(std::byte* packed, std::byte* padded, std::int64_t rows, std::int64_t heads) {
+  const auto row = static_cast<std::size_t>(heads * head_bytes),
+             pitch = static_cast<std::size_t>(padded_heads * head_bytes);
+  std::vector<std::byte> real(row), whole(pitch);
+  for (const std::int64_t i : {std::int64_t{0}, rows / 2, rows - 1}) {
+    const auto at = static_cast<std::size_t>(i);
+    bench::check(cudaMemcpy(real.data(), packed + at * row, row, cudaMemcpyDeviceToHost));
+    bench::check(cudaMemcpy(whole.data(), padded + at * pitch, pitch, cudaMemcpyDeviceToHost));
+    bool right = std::memcmp(real.data(), whole.data(), row) == 0;
+    for (std::size_t byte = row; byte < pitch; ++byte) right = right && whole[byte] == std::byte{0xff};
+    if (!right) {
+      std::fprintf(stderr, "row %lld of the benchmark's output is wrong\n", static_cast<long long>(i));
+      std::exit(EXIT_FAILURE);
+    }
+  }
+}
+
+/// Runs `copy(stream, views)` in a contest with the ceiling; the state's arguments are rows and heads.
+template <class Copy>
+void measure(benchmark::State& state, direction way, const Copy& copy) {
+  const std::int64_t rows = state.range(0), heads = state.range(1);
+  const auto payload = static_cast<std::size_t>(rows * heads * head_bytes);
+  const bool small = 2 * payload < bench::small_work_bytes;
+  const std::size_t turns = bench::rotation(2 * payload);
+
+  const bench::stream stream;
+  const bench::buffers packed(turns, payload), from(turns, payload), to(turns, payload);
+  const bench::buffers padded(turns, static_cast<std::size_t>(rows * padded_heads * head_bytes));
+  const auto padded_bytes = static_cast<std::size_t>(rows * padded_heads * head_bytes);
+  for (std::size_t turn = 0; turn < turns; ++turn) {
+    bench::fill_random(stream, from[turn], payload, 3 * turn);
+    bench::check(cudaMemsetAsync(padded[turn], 0xff, padded_bytes, stream));
+    if (way == direction::pad) {
+      bench::fill_random(stream, packed[turn], payload, 5 * turn);
+    } else {  // random real heads, behind them the poison that `verify` looks for
+      bench::check(cudaMemsetAsync(packed[turn], 0xff, payload, stream));
+      bench::check(cudaMemcpy2DAsync(padded[turn], static_cast<std::size_t>(padded_heads * head_bytes), from[turn],
+                                     static_cast<std::size_t>(heads * head_bytes),
+                                     static_cast<std::size_t>(heads * head_bytes), static_cast<std::size_t>(rows),
+                                     cudaMemcpyDeviceToDevice, stream));
+    }
+  }
+
+  const std::vector<bench::call> kinds{
+      [&](std::size_t turn) { copy(cudaStream_t{stream}, views_of(packed[turn], padded[turn], rows, heads)); },
+      [&](std::size_t turn) {
+        bench::check(cudaMemcpyAsync(to[turn], from[turn], payload, cudaMemcpyDeviceToDevice, stream));
+      },
+      [&](std::size_t) { bench::empty_kernel<<<1, 32, 0, stream>>>(); }};
+
+  auto contest = bench::contest::of(stream, 2 * payload, turns, kinds);
+  for (auto _ : state) state.SetIterationTime(contest.round() * 1e-6);
+  verify(packed[0], padded[0], rows, heads);
+
+  const double us = contest.median_us(0), ceiling_us = contest.median_us(1);
+  state.counters["us"] = us;
+  state.counters["ceiling_us"] = ceiling_us;
+  if (small) {
+    const double empty_us = contest.median_us(2);
+    state.counters["us_per_node"] = us - empty_us;
+    state.counters["ceiling_us_per_node"] = ceiling_us - empty_us;
+    state.counters["empty_us"] = empty_us;
+  } else {
+    state.counters["bytes/s"] = benchmark::Counter(2 * static_cast<double>(payload) / (us * 1e-6));
+    state.counters["fraction_of_ceiling"] = ceiling_us / us;
+  }
+}
+
+void pad(benchmark::State& state) {
+  measure(state, direction::pad, [](cudaStream_t stream, const turn_views& views) {
+    holdfast::pad_queries(stream, views.packed, views.real_heads);
+  });
+}
+
+void unpad(benchmark::State& state) {
+  measure(state, direction::unpad, [](cudaStream_t stream, const turn_views& views) {
+    holdfast::unpad_output(stream, views.padded, views.packed);
+  });
+}
+
+void pad_by_memcpy2d(benchmark::State& state) {
+  measure(state, direction::pad, [](cudaStream_t stream, const turn_views& views) {
+    const auto width = static_cast<std::size_t>(views.packed.extent(1) * head_bytes);
+    bench::check(cudaMemcpy2DAsync(views.padded.data_handle(), static_cast<std::size_t>(padded_heads * head_bytes),
+                                   views.packed.data_handle(), width, width,
+                                   static_cast<std::size_t>(views.packed.extent(0)), cudaMemcpyDeviceToDevice, stream));
+  });
+}
+
+void unpad_by_memcpy2d(benchmark::State& state) {
+  measure(state, direction::unpad, [](cudaStream_t stream, const turn_views& views) {
+    const auto width = static_cast<std::size_t>(views.packed.extent(1) * head_bytes);
+    bench::check(cudaMemcpy2DAsync(views.packed.data_handle(), width, views.padded.data_handle(),
+                                   static_cast<std::size_t>(padded_heads * head_bytes), width,
+                                   static_cast<std::size_t>(views.packed.extent(0)), cudaMemcpyDeviceToDevice, stream));
+  });
+}
+
+/// pad_queries with another shape of the executor than its own: what strided_copy::shape was chosen from.
+template <holdfast::row_op_shape Shape>
+void pad_with(benchmark::State& state) {
+  measure(state, direction::pad, [](cudaStream_t stream, const turn_views& views) {
+    const auto plan = holdfast::detail::plan_copy("pad_queries", "in", views.packed, "out", views.real_heads, false);
+    holdfast::run_row_op<Shape>(stream, holdfast::detail::strided_copy<holdfast::detail::packet16>(plan));
+  });
+}
+
+void shapes(benchmark::internal::Benchmark* bench) {
+  bench->ArgNames({"rows", "heads"})->ArgsProduct({{64, 2048, 32768}, {8, 16, 32}});
+  bench->UseManualTime()->Iterations(21)->Unit(benchmark::kMicrosecond);
+}
+
+void few_shapes(benchmark::internal::Benchmark* bench) {
+  bench->ArgNames({"rows", "heads"})->ArgsProduct({{64, 2048, 32768}, {16}});
+  bench->UseManualTime()->Iterations(21)->Unit(benchmark::kMicrosecond);
+}
+
+BENCHMARK(pad)->Apply(shapes);
+BENCHMARK(unpad)->Apply(shapes);
+BENCHMARK(pad_by_memcpy2d)->Apply(few_shapes);
+BENCHMARK(unpad_by_memcpy2d)->Apply(few_shapes);
+
+using holdfast::row_op_shape;
+BENCHMARK(pad_with<row_op_shape{.threads = 128, .packets = 1}>)->Name("pad/threads:128/packets:1")->Apply(few_shapes);
+BENCHMARK(pad_with<row_op_shape{.threads = 256, .packets = 1}>)->Name("pad/threads:256/packets:1")->Apply(few_shapes);
+BENCHMARK(pad_with<row_op_shape{.threads = 512, .packets = 1}>)->Name("pad/threads:512/packets:1")->Apply(few_shapes);
+BENCHMARK(pad_with<row_op_shape{.threads = 256, .packets = 2}>)->Name("pad/threads:256/packets:2")->Apply(few_shapes);
+BENCHMARK(pad_with<row_op_shape{.threads = 256, .packets = 4}>)->Name("pad/threads:256/packets:4")->Apply(few_shapes);
+BENCHMARK(pad_with<row_op_shape{.threads = 128, .packets = 4}>)->Name("pad/threads:128/packets:4")->Apply(few_shapes);
+BENCHMARK(pad_with<row_op_shape{.threads = 256, .packets = 1, .programmatic = true}>)
+    ->Name("pad/threads:256/packets:1/programmatic")
+    ->Apply(few_shapes);
+
+}  // namespace
+
+int main(int argc, char** argv) { return bench::run(argc, argv); }
