@@ -12,8 +12,6 @@
 //
 // Runs on the GPU where there is one, else on the host device, whose figures say nothing about CUDA's.
 #include <holdfast/holdfast.hpp>
-#include <holdfast/resource/cub_caching.hpp>
-#include <holdfast/resource/default.hpp>
 
 #include <benchmark/benchmark.h>
 #include <cuda_runtime_api.h>
@@ -116,10 +114,10 @@ void against_query(benchmark::State& state, typename Device::stream_type on, con
 
 template <class Device>
 void acquire(benchmark::State& state, Device device, bool captured) {
+  const stream<Device> on;  // outlives the buffers used on it
   holdfast::lane decode{holdfast::default_resource(device)};
   auto& q_pad = decode.template padded_queries<std::uint16_t>({.heads = 16, .padded_heads = 64, .head_dim = 512});
   q_pad.reserve(rows);
-  const stream<Device> on;
   if (captured) {
     on.begin_capture();
   }

@@ -2,8 +2,6 @@
 // The program of README.md's first screen: what is between the marks is shown there, and a test compares the two.
 // [readme]
 #include <holdfast/holdfast.hpp>
-#include <holdfast/kernel/pad_queries.hpp>
-#include <holdfast/resource/default.hpp>
 
 #include <iostream>
 #include <numeric>

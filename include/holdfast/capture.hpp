@@ -46,10 +46,10 @@ template <device Device>
 
 namespace detail {
 
-
 /// What `stream` captures; an implicit or invalidated capture is an error of `who()`'s.
 template <device Device, class Who>
-[[nodiscard]] capture_status<typename Device::graph_type> usable_capture(typename Device::stream_type stream, Who&& who) {
+[[nodiscard]] capture_status<typename Device::graph_type> usable_capture(typename Device::stream_type stream,
+                                                                         Who&& who) {
   const auto capture = Device::capturing(stream);
   if (capture.state > capture_state::active) [[unlikely]] {
     resource_rules::refuse_capture(who(), capture.state);
@@ -152,8 +152,10 @@ class lane {
   std::shared_ptr<state> state_;
 };
 
+// clang-format off: version 14 does not know deduction guides
 template <class R>
   requires requires { typename R::device_type; }
-lane(R) -> lane<typename R::device_type>;
+lane(R)->lane<typename R::device_type>;
+// clang-format on
 
 }  // namespace holdfast::HOLDFAST_ABI

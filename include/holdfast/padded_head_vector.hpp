@@ -52,8 +52,7 @@ class padded_head_vector {
     }
     const std::vector<T> filled(static_cast<std::size_t>(padded_heads_), shape.fill);
     const std::size_t bytes = filled.size() * sizeof(T);
-    auto counts =
-        std::make_shared<byte_counts>(detail::release_queue<Device>::instance().total(resource.device()));
+    auto counts = std::make_shared<byte_counts>(detail::release_queue<Device>::instance().total(resource.device()));
     block_ = block<Device>::make(std::move(resource), bytes, alignment, std::move(counts),
                                  [&](stream_type stream, void* to) { Device::copy(stream, to, filled.data(), bytes); });
   }

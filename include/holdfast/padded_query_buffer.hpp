@@ -11,7 +11,8 @@
 // launches nothing and takes no lock. Slices start at row 0.
 //
 // What it is not: a queue of slices. All handles alias the same rows; each layer reuses them in stream order. Two graphs
-// (or a graph and eager work) that use one buffer at the same time are the caller's to order: use one lane each.
+// (or a graph and eager work) that use one buffer at the same time are the caller's to order: use one lane each. Streams
+// outlive the buffers and handles used on them eagerly (declare them first); graphs need not.
 #pragma once
 
 #include <holdfast/block.hpp>
@@ -54,7 +55,8 @@ namespace holdfast::inline HOLDFAST_ABI {
   for (const std::int64_t count : supported) {
     counts += (counts.empty() ? "" : ", ") + std::to_string(count);
   }
-  throw logic_error{"padded_head_count: " + std::to_string(heads) + " heads cannot be padded to one of {" + counts + "}"};
+  throw logic_error{"padded_head_count: " + std::to_string(heads) + " heads cannot be padded to one of {" + counts +
+                    "}"};
 }
 
 /// What a query buffer holds in each row. `heads` real ones come first, then padding up to `padded_heads`; `head_dim`
@@ -213,8 +215,7 @@ class padded_query_buffer {
       : resource_(std::move(resource)),
         shape_(shape),
         options_(std::move(options)),
-        counts_(std::make_shared<byte_counts>(
-            detail::release_queue<Device>::instance().total(resource_.device()))) {
+        counts_(std::make_shared<byte_counts>(detail::release_queue<Device>::instance().total(resource_.device()))) {
     std::int64_t row_bytes = 0;
     if (shape.heads < 1 || shape.padded_heads < shape.heads || shape.head_dim < 1 || shape.head_dim % 8 != 0 ||
         __builtin_mul_overflow(shape.padded_heads, shape.head_dim, &row_bytes) ||
@@ -365,7 +366,8 @@ class padded_query_buffer {
       return;
     }
     if (block_ != nullptr && options_.growth == growth::refuse && block_->pinned()) {
-      throw captured_growth{who() + ": " + std::to_string(rows) + " rows asked, but graphs hold the memory; reserve more "
+      throw captured_growth{who() + ": " + std::to_string(rows) +
+                            " rows asked, but graphs hold the memory; reserve more "
                             "before capturing, or destroy the graphs and call wait_unpinned"};
     }
     std::erase_if(retired_, [](const auto& retired) { return retired.expired(); });

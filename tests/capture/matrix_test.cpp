@@ -78,21 +78,25 @@ class every_public_operation : public support::device_test<typename Entry::devic
     return {
         // on the capturing stream
         {"acquire", [](bench& b, stream_type s) { static_cast<void>(b.buffer->acquire(s, 4)); }},
-        {"acquire, first", [](bench& b, stream_type s) {
+        {"acquire, first",
+         [](bench& b, stream_type s) {
            buffer_type fresh{b.bytes, small_shape};
            static_cast<void>(fresh.acquire(s, 4));
          }},
         {"acquire, growing", [](bench& b, stream_type s) { static_cast<void>(b.buffer->acquire(s, 40)); }},
-        {"acquire, growing twice", [](bench& b, stream_type s) {
+        {"acquire, growing twice",
+         [](bench& b, stream_type s) {
            static_cast<void>(b.buffer->acquire(s, 40));
            static_cast<void>(b.buffer->acquire(s, 400));
          }},
         {"try_acquire, refused", [](bench& b, stream_type s) { EXPECT_FALSE(b.full->try_acquire(s, 40)); }},
-        {"acquire, refused", [](bench& b, stream_type s) {
+        {"acquire, refused",
+         [](bench& b, stream_type s) {
            refused([&] { static_cast<void>(b.full->acquire(s, 40)); });
            refused([&] { static_cast<void>(b.buffer->acquire(s, -1)); });
          }},
-        {"acquire, out of memory", [](bench& b, stream_type s) {
+        {"acquire, out of memory",
+         [](bench& b, stream_type s) {
            b.bytes.fail(0, 9);
            refused([&] { static_cast<void>(b.buffer->acquire(s, 40)); });
          }},
@@ -104,68 +108,82 @@ class every_public_operation : public support::device_test<typename Entry::devic
         {"restore_padding, refused", [](bench& b, stream_type s) { refused([&] { b.buffer->restore_padding(s); }); }},
         {"head vector", [](bench& b, stream_type s) { static_cast<void>(b.sink->acquire(s)); }},
         {"head vector assign, refused", [](bench& b, stream_type s) { refused([&] { b.sink->assign(s, b.values); }); }},
-        {"resource, refused", [](bench& b, stream_type s) {
-           refused([&] { static_cast<void>(b.resource.allocate(s, 64, 64)); });
-         }},
-        {"any_resource, refused", [](bench& b, stream_type s) {
+        {"resource, refused",
+         [](bench& b, stream_type s) { refused([&] { static_cast<void>(b.resource.allocate(s, 64, 64)); }); }},
+        {"any_resource, refused",
+         [](bench& b, stream_type s) {
            holdfast::any_resource<device> any{b.resource};
            refused([&] { static_cast<void>(any.allocate(s, 64, 64)); });
          }},
-        {"lane", [](bench& b, stream_type s) {
+        {"lane",
+         [](bench& b, stream_type s) {
            static_cast<void>(b.lane.template padded_queries<float>(small_shape).acquire(s, 4));
          }},
         // beside it
         {"acquire beside", [](bench& b, stream_type) { static_cast<void>(b.buffer->acquire(b.other.get(), 4)); }},
-        {"acquire beside, growing", [](bench& b, stream_type) { static_cast<void>(b.buffer->acquire(b.other.get(), 40)); }},
-        {"acquire on a second stream", [](bench& b, stream_type) {
+        {"acquire beside, growing",
+         [](bench& b, stream_type) { static_cast<void>(b.buffer->acquire(b.other.get(), 40)); }},
+        {"acquire on a second stream",
+         [](bench& b, stream_type) {
            auto rows = b.buffer->acquire(b.third.get(), 4);
            rows.release();
            static_cast<void>(b.buffer->acquire(b.other.get(), 4));
          }},
-        {"acquire on the legacy stream", [](bench& b, stream_type) {
-           static_cast<void>(b.buffer->try_acquire(drive::legacy_stream(), 4));  // refused when it would break the capture
+        {"acquire on the legacy stream",
+         [](bench& b, stream_type) {
+           static_cast<void>(
+               b.buffer->try_acquire(drive::legacy_stream(), 4));  // refused when it would break the capture
          }},
-        {"acquire on the per-thread stream", [](bench& b, stream_type) {
-           static_cast<void>(b.buffer->acquire(drive::per_thread_stream(), 4));
-         }},
+        {"acquire on the per-thread stream",
+         [](bench& b, stream_type) { static_cast<void>(b.buffer->acquire(drive::per_thread_stream(), 4)); }},
         {"reserve", [](bench& b, stream_type) { b.buffer->reserve(100); }},
         {"release", [](bench& b, stream_type) { b.used->release(); }},
         {"release beside", [](bench& b, stream_type) { b.used->release(b.other.get()); }},
         {"restore_padding beside", [](bench& b, stream_type) { b.buffer->restore_padding(b.other.get()); }},
-        {"head vector made and assigned", [](bench& b, stream_type) {
+        {"head vector made and assigned",
+         [](bench& b, stream_type) {
            holdfast::padded_head_vector<float, device> made{b.bytes, {.heads = 3, .padded_heads = 8, .fill = 0.0F}};
            made.assign(b.other.get(), b.values);
          }},
-        {"buffer made", [](bench& b, stream_type) { buffer_type made{b.bytes, small_shape}; }},
-        {"lane made", [](bench& b, stream_type) { holdfast::lane<device> made{holdfast::any_resource<device>{b.bytes}}; }},
-        {"buffer moved", [](bench& b, stream_type) {
+        {"buffer made",
+         [](bench& b, stream_type) {
+           buffer_type made{b.bytes, small_shape};
+         }},
+        {"lane made",
+         [](bench& b, stream_type) { holdfast::lane<device> made{holdfast::any_resource<device>{b.bytes}}; }},
+        {"buffer moved",
+         [](bench& b, stream_type) {
            buffer_type moved{std::move(*b.buffer)};
            b.buffer.emplace(std::move(moved));
          }},
-        {"buffer destroyed", [](bench& b, stream_type) {
+        {"buffer destroyed",
+         [](bench& b, stream_type) {
            b.used.reset();
            b.buffer.reset();
          }},
-        {"buffer destroyed after an acquire", [](bench& b, stream_type s) {
+        {"buffer destroyed after an acquire",
+         [](bench& b, stream_type s) {
            static_cast<void>(b.buffer->acquire(s, 4));
            b.used.reset();
            b.buffer.reset();
          }},
         {"head vector destroyed", [](bench& b, stream_type) { b.sink.reset(); }},
         {"collect", [](bench&, stream_type) { static_cast<void>(holdfast::collect(device{})); }},
-        {"wait_unpinned", [](bench& b, stream_type) {
-           static_cast<void>(b.buffer->wait_unpinned(std::chrono::milliseconds{1}));
-         }},
+        {"wait_unpinned",
+         [](bench& b, stream_type) { static_cast<void>(b.buffer->wait_unpinned(std::chrono::milliseconds{1})); }},
         {"counts", [](bench&, stream_type) { static_cast<void>(holdfast::counts(device{}).pinned_bytes()); }},
-        {"resource beside", [](bench& b, stream_type) {
+        {"resource beside",
+         [](bench& b, stream_type) {
            void* const p = b.resource.allocate(b.other.get(), 1 << 20, 4096);
            b.resource.deallocate(b.other.get(), p, 1 << 20, 4096);
          }},
-        {"resource made and gone", [](bench& b, stream_type) {
+        {"resource made and gone",
+         [](bench& b, stream_type) {
            auto made = Entry::make();
            made.deallocate(b.other.get(), made.allocate(b.other.get(), 4096, 256), 4096, 256);
          }},
-        {"trim", [](bench& b, stream_type) {
+        {"trim",
+         [](bench& b, stream_type) {
            if constexpr (requires { b.resource.trim(std::size_t{0}); }) {
              b.resource.trim(std::size_t{0});
            } else if constexpr (requires { b.resource.trim(); }) {

@@ -68,7 +68,8 @@ template <class Device>
 class a_process : public support::device_test<Device> {
  protected:
   void SetUp() override {
-    testing::GTEST_FLAG(death_test_style) = "threadsafe";  // a fresh process, not a fork of one that has used the device
+    testing::GTEST_FLAG(death_test_style) =
+        "threadsafe";  // a fresh process, not a fork of one that has used the device
     support::device_test<Device>::SetUp();
   }
 };

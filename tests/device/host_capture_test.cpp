@@ -314,16 +314,16 @@ struct host_capture_matrix : testing::Test {
 };
 
 TEST_F(host_capture_matrix, unsafe_calls_break_what_forbids_them_and_nothing_else) {
-  for (const auto& [name, call] : unsafe_calls) {
+  for (const unsafe& each : unsafe_calls) {
     for (const stream_ref capturing : {s.get(), blocking.get()}) {
       for (const capture_mode mode : modes) {
         for (const bool other_thread : {false, true}) {
-          SCOPED_TRACE(std::string(name) + ", mode " + std::to_string(static_cast<int>(mode)) +
+          SCOPED_TRACE(std::string(each.name) + ", mode " + std::to_string(static_cast<int>(mode)) +
                        (other_thread ? ", another thread" : ", same thread"));
           const bool forbidden = mode == capture_mode::global || (mode == capture_mode::thread_local_ && !other_thread);
           capturing.begin_capture(mode);
           elsewhere(other_thread,
-                    [&] { EXPECT_EQ(error_code(call), forbidden ? code(status::capture_unsupported) : 0); });
+                    [&] { EXPECT_EQ(error_code(each.call), forbidden ? code(status::capture_unsupported) : 0); });
           forbidden ? expect_broken(capturing) : expect_intact(capturing);
         }
       }
@@ -332,15 +332,15 @@ TEST_F(host_capture_matrix, unsafe_calls_break_what_forbids_them_and_nothing_els
 }
 
 TEST_F(host_capture_matrix, a_relaxed_threads_unsafe_calls_break_nothing) {
-  for (const auto& [name, call] : unsafe_calls) {
+  for (const unsafe& each : unsafe_calls) {
     for (const stream_ref capturing : {s.get(), blocking.get()}) {
       for (const capture_mode mode : modes) {
         for (const bool other_thread : {false, true}) {
-          SCOPED_TRACE(std::string(name) + ", mode " + std::to_string(static_cast<int>(mode)));
+          SCOPED_TRACE(std::string(each.name) + ", mode " + std::to_string(static_cast<int>(mode)));
           capturing.begin_capture(mode);
           elsewhere(other_thread, [&] {
             const host_device::relaxed_scope relaxed;
-            EXPECT_EQ(error_code(call), 0);
+            EXPECT_EQ(error_code(each.call), 0);
           });
           expect_intact(capturing);
         }
@@ -353,7 +353,7 @@ TEST_F(host_capture_matrix, a_thread_local_thread_may_disturb_only_its_own) {
   s.begin_capture(capture_mode::global);
   std::thread([&] {
     EXPECT_EQ(holdfast::host::exchange_capture_mode(capture_mode::thread_local_), capture_mode::global);
-    for (const auto& [name, call] : unsafe_calls) EXPECT_EQ(error_code(call), 0) << name;
+    for (const unsafe& each : unsafe_calls) EXPECT_EQ(error_code(each.call), 0) << each.name;
     blocking.begin_capture(capture_mode::global);
     EXPECT_EQ(error_code([] { holdfast::host::unsafe_call("a call"); }), code(status::capture_unsupported));
     expect_broken(blocking);

@@ -180,7 +180,7 @@ TEST_F(host_stream, the_current_device_is_restored) {
     EXPECT_EQ(holdfast::host::current_device(), host_device{2});
   }
   EXPECT_EQ(holdfast::host::current_device(), host_device{1});
-  EXPECT_THROW(host_device::current_scope{host_device{9}}, logic_error);
+  EXPECT_THROW(const host_device::current_scope scope(host_device{9}), logic_error);
   EXPECT_EQ(holdfast::host::current_device(), host_device{1});
   holdfast::host::set_current_device({0});
 }

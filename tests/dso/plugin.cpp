@@ -39,9 +39,12 @@ void collect() {
 }  // namespace
 
 extern "C" [[gnu::visibility("default")]] const plugin_api* holdfast_test_plugin() {
-  static constexpr plugin_api api{&make<holdfast::host_device>,    &make<holdfast::cuda_device>,
-                                  &acquire<holdfast::host_device>, &acquire<holdfast::cuda_device>,
-                                  &destroy,                        &pending,
+  static constexpr plugin_api api{&make<holdfast::host_device>,
+                                  &make<holdfast::cuda_device>,
+                                  &acquire<holdfast::host_device>,
+                                  &acquire<holdfast::cuda_device>,
+                                  &destroy,
+                                  &pending,
                                   &collect};
   return &api;
 }

@@ -89,8 +89,7 @@ TYPED_TEST(padded_query_buffer_acquire, of_negative_rows_is_refused_by_name_and_
     static_cast<void>(buffer.acquire(this->stream.get(), -1));
     FAIL();
   } catch (const holdfast::logic_error& error) {
-    EXPECT_EQ(std::string{error.what()},
-              "decode q [4 rows, 3 of 8 heads, 16]: cannot hold -1 rows of 512 bytes");
+    EXPECT_EQ(std::string{error.what()}, "decode q [4 rows, 3 of 8 heads, 16]: cannot hold -1 rows of 512 bytes");
   }
   EXPECT_EQ(buffer.capacity(), 4);
   EXPECT_EQ(buffer.generation(), 1U);

@@ -109,8 +109,8 @@ class graphs_over_a_buffer : public support::device_test<typename Entry::device>
     for (std::size_t i = 0; i < output.size(); ++i) {
       const float expected = i % row_elements < real_elements ? value : 0.0F;
       if (std::memcmp(&output[i], &expected, sizeof(float)) != 0) {
-        return ::testing::AssertionFailure() << "element " << i << " of a step of " << s.rows << " rows is " << output[i]
-                                             << ", not " << expected;
+        return ::testing::AssertionFailure()
+               << "element " << i << " of a step of " << s.rows << " rows is " << output[i] << ", not " << expected;
       }
     }
     return ::testing::AssertionSuccess();

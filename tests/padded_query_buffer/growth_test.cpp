@@ -198,8 +198,8 @@ TYPED_TEST(padded_query_buffer_growth, waits_for_the_work_that_uses_the_old_bloc
 template <class Device>
 class padded_query_buffer_growth_in_place : public padded_query_buffer_growth<Device> {
  protected:
-  support::growing_resource<Device> growing{
-      holdfast::any_resource<Device>{holdfast::malloc_resource<Device>{Device{}}}, 64 * row_bytes};
+  support::growing_resource<Device> growing{holdfast::any_resource<Device>{holdfast::malloc_resource<Device>{Device{}}},
+                                            64 * row_bytes};
 
   void SetUp() override {
     padded_query_buffer_growth<Device>::SetUp();

@@ -145,7 +145,8 @@ TYPED_TEST(padded_query_buffer_restore, a_later_acquire_on_another_stream_waits_
   auto buffer = this->make();
   constexpr std::int64_t many = 1 << 14;
   buffer.reserve(many);
-  TypeParam::fill(this->stream.get(), const_cast<float*>(buffer.data()), std::byte{0xFF}, many * 8 * 16 * sizeof(float));
+  TypeParam::fill(this->stream.get(), const_cast<float*>(buffer.data()), std::byte{0xFF},
+                  many * 8 * 16 * sizeof(float));
   buffer.contents_lost();
   buffer.restore_padding(this->stream.get());
   const auto rows = buffer.acquire(other.get(), many);

@@ -37,9 +37,12 @@ TYPED_TEST_SUITE(padded_query_buffer_shape, support::both_devices, support::devi
 
 TYPED_TEST(padded_query_buffer_shape, is_refused_when_it_makes_no_sense) {
   const query_shape bad[] = {
-      {.heads = 0, .padded_heads = 64, .head_dim = 512},   {.heads = -1, .padded_heads = 64, .head_dim = 512},
-      {.heads = 65, .padded_heads = 64, .head_dim = 512},  {.heads = 8, .padded_heads = 64, .head_dim = 0},
-      {.heads = 8, .padded_heads = 64, .head_dim = -8},    {.heads = 8, .padded_heads = 64, .head_dim = 12},
+      {.heads = 0, .padded_heads = 64, .head_dim = 512},
+      {.heads = -1, .padded_heads = 64, .head_dim = 512},
+      {.heads = 65, .padded_heads = 64, .head_dim = 512},
+      {.heads = 8, .padded_heads = 64, .head_dim = 0},
+      {.heads = 8, .padded_heads = 64, .head_dim = -8},
+      {.heads = 8, .padded_heads = 64, .head_dim = 12},
       {.heads = 8, .padded_heads = 1LL << 40, .head_dim = 1LL << 40},
   };
   for (const query_shape& shape : bad) {
@@ -81,8 +84,8 @@ TYPED_TEST(padded_query_buffer_shape, past_32_bits_asks_for_the_right_size) {
     bool operator==(const recording&) const = default;
   };
   recording sizes;
-  holdfast::padded_query_buffer<std::uint16_t, TypeParam> buffer{
-      holdfast::any_resource<TypeParam>{sizes, TypeParam{}}, {.heads = 16, .padded_heads = 64, .head_dim = 512}};
+  holdfast::padded_query_buffer<std::uint16_t, TypeParam> buffer{holdfast::any_resource<TypeParam>{sizes, TypeParam{}},
+                                                                 {.heads = 16, .padded_heads = 64, .head_dim = 512}};
   EXPECT_THROW(buffer.reserve(65536), holdfast::out_of_memory);
   EXPECT_EQ(*sizes.asked, std::size_t{1} << 32);
 }

@@ -201,11 +201,15 @@ inline void graph_exec::launch(stream_ref s) const {
 }  // namespace host
 
 inline void host_device::retain(graph_type graph, void* object, void (*destroy)(void*)) {
-  // `destroy` is filled in last: until the graph owns the object, dropping this must not call it.
-  const auto owned = std::make_shared<host::detail::retained>(object, nullptr);
+  std::shared_ptr<host::detail::retained> owned;  // calls destroy, whatever goes wrong from here on
+  try {
+    owned = std::make_shared<host::detail::retained>(object, destroy);
+  } catch (...) {
+    destroy(object);
+    throw;
+  }
   const host::detail::locked_graph g(graph, "retain");
   g.state->objects.push_back(owned);
-  owned->destroy = destroy;
 }
 
 }  // namespace holdfast::HOLDFAST_ABI

@@ -704,8 +704,7 @@ inline bool host_device::thread_bound(stream_type s) noexcept {
 
 inline void host_device::fill(stream_type s, void* p, std::byte value, std::size_t bytes) {
   if (bytes == 0) return;
-  host::detail::submit(s, "fill", host::node_kind::memset,
-                       [=] { std::memset(p, std::to_integer<int>(value), bytes); });
+  host::detail::submit(s, "fill", host::node_kind::memset, [=] { std::memset(p, std::to_integer<int>(value), bytes); });
 }
 
 inline void host_device::fill_rows(stream_type s, void* p, std::size_t pitch, std::byte value, std::size_t width,

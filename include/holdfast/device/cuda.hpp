@@ -329,8 +329,7 @@ struct cuda_device {
     detail::cuda_check(driver.map(start, bytes, 0, physical, 0), "cuMemMap");
     CUmemAccessDesc description{};
     description.location = {CU_MEM_LOCATION_TYPE_DEVICE, ordinal};
-    description.flags =
-        allowed == access::read ? CU_MEM_ACCESS_FLAGS_PROT_READ : CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+    description.flags = allowed == access::read ? CU_MEM_ACCESS_FLAGS_PROT_READ : CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
     const CUresult code = driver.set_access(start, bytes, &description, 1);
     if (code != CUDA_SUCCESS) {
       static_cast<void>(driver.unmap(start, bytes));

@@ -153,7 +153,7 @@ struct host_device {
 
   /// The graph owns `object`: `destroy(object)` is called once, by the thread that lets go of the last graph, clone,
   /// executable or launch in flight that has it. It may take locks, and may not call the device. If this throws,
-  /// nothing is owned. Safe.
+  /// nothing is owned, and `destroy` was called. Safe.
   static void retain(graph_type graph, void* object, void (*destroy)(void*));
 
   // --- the device ----------------------------------------------------------------------------------------------------

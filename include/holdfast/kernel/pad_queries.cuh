@@ -17,15 +17,15 @@ void pad_queries(cudaStream_t stream, const In& in, const Out& out) {
 
 template <detail::mdspan_like In, class T>
 void pad_queries(cudaStream_t stream, const In& in, const query_rows<T, cuda_device>& rows) {
+  const auto plan = detail::plan_copy("pad_queries", "in", in, "rows", rows.heads_view(), false);
   rows.pin(stream);
-  pad_queries(stream, in, rows.heads_view());
+  detail::run_copy(stream, plan);
 }
 
 template <detail::mdspan_like In, class T>
 [[nodiscard]] query_rows<T, cuda_device> pad_queries(cudaStream_t stream, const In& in,
                                                      padded_query_buffer<T, cuda_device>& buffer) {
-  return detail::pad_into(stream, in, buffer,
-                          [&](const auto& rows) { pad_queries(stream, in, rows.heads_view()); });
+  return detail::pad_into(stream, in, buffer, [&](const auto& rows) { pad_queries(stream, in, rows.heads_view()); });
 }
 
 }  // namespace holdfast::HOLDFAST_ABI

@@ -40,8 +40,9 @@ void pad_queries(host::stream_ref stream, const In& in, const Out& out) {
 /// Into acquired rows. What `stream` captures owns their memory from now on, wherever they were acquired.
 template <detail::mdspan_like In, class T>
 void pad_queries(host::stream_ref stream, const In& in, const query_rows<T, host_device>& rows) {
+  const auto plan = detail::plan_copy("pad_queries", "in", in, "rows", rows.heads_view(), false);
   rows.pin(stream);
-  pad_queries(stream, in, rows.heads_view());
+  detail::run_copy(stream, plan);
 }
 
 namespace detail {
@@ -77,8 +78,7 @@ template <class In, class T, class Device, class Pad>
 template <detail::mdspan_like In, class T>
 [[nodiscard]] query_rows<T, host_device> pad_queries(host::stream_ref stream, const In& in,
                                                      padded_query_buffer<T, host_device>& buffer) {
-  return detail::pad_into(stream, in, buffer,
-                          [&](const auto& rows) { pad_queries(stream, in, rows.heads_view()); });
+  return detail::pad_into(stream, in, buffer, [&](const auto& rows) { pad_queries(stream, in, rows.heads_view()); });
 }
 
 }  // namespace holdfast::HOLDFAST_ABI
