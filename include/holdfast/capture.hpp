@@ -152,10 +152,10 @@ class lane {
   std::shared_ptr<state> state_;
 };
 
-// clang-format off: version 14 does not know deduction guides
+// clang-format off
 template <class R>
   requires requires { typename R::device_type; }
-lane(R)->lane<typename R::device_type>;
+lane(R) -> lane<typename R::device_type>;
 // clang-format on
 
 }  // namespace holdfast::HOLDFAST_ABI

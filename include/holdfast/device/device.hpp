@@ -52,57 +52,57 @@ struct memory_info {
 /// What a virtual mapping allows.
 enum class access : unsigned char { read, read_write };
 
-// clang-format off: version 14 does not know `{ } noexcept ->`
+// clang-format off
 template <class D>
-concept device = std::regular<D> && std::regular<typename D::stream_type> && std::regular<typename D::graph_type> &&
+concept device =
+    std::regular<D> && std::regular<typename D::stream_type> && std::regular<typename D::graph_type> &&
     std::movable<typename D::event> && std::constructible_from<typename D::event, D> &&
     std::constructible_from<typename D::relaxed_scope> && std::constructible_from<typename D::current_scope, D> &&
     requires(const D d, typename D::stream_type s, typename D::graph_type g, typename D::event e, void* p,
              const void* cp, std::size_t n, typename D::physical_type m) {
-  { D::name } -> std::convertible_to<const char*>;
-  { d.ordinal } -> std::convertible_to<int>;
+      { D::name } -> std::convertible_to<const char*>;
+      { d.ordinal } -> std::convertible_to<int>;
 
-  // --- streams ---------------------------------------------------------------------------------------------
-  // The device a stream belongs to. Safe anywhere.
-  { D::of(s) } -> std::same_as<D>;
-  // What the stream is capturing. Safe anywhere, at any time; the one call on the hot path.
-  { D::capturing(s) } -> std::same_as<capture_status<typename D::graph_type>>;
-  // True when the handle names a different stream in every thread (the per-thread default stream).
-  { D::thread_bound(s) }
-  noexcept->std::same_as<bool>;
-  // n bytes at p become `value`. A memset node when the stream captures.
-  D::fill(s, p, std::byte{}, n);
-  // `rows` runs of `width` bytes, `pitch` bytes from start to start, become `value`. (s, p, pitch, value, width, rows)
-  D::fill_rows(s, p, n, std::byte{}, n, n);
-  // n bytes from cp to p; either may be host memory.
-  D::copy(s, p, cp, n);
-  // The host waits for all the stream's work. Never call it on a capturing stream.
-  D::synchronize(s);
+      // --- streams ---------------------------------------------------------------------------------------------
+      // The device a stream belongs to. Safe anywhere.
+      { D::of(s) } -> std::same_as<D>;
+      // What the stream is capturing. Safe anywhere, at any time; the one call on the hot path.
+      { D::capturing(s) } -> std::same_as<capture_status<typename D::graph_type>>;
+      // True when the handle names a different stream in every thread (the per-thread default stream).
+      { D::thread_bound(s) } noexcept -> std::same_as<bool>;
+      // n bytes at p become `value`. A memset node when the stream captures.
+      D::fill(s, p, std::byte{}, n);
+      // `rows` runs of `width` bytes, `pitch` bytes from start to start, become `value`. (s, p, pitch, value, width, rows)
+      D::fill_rows(s, p, n, std::byte{}, n, n);
+      // n bytes from cp to p; either may be host memory.
+      D::copy(s, p, cp, n);
+      // The host waits for all the stream's work. Never call it on a capturing stream.
+      D::synchronize(s);
 
-  // --- events ----------------------------------------------------------------------------------------------
-  e.record(s);    // all work queued on s so far (a captured event, when s captures)
-  D::wait(s, e);  // work queued on s from now on waits for it (and s joins its capture, when it was captured)
+      // --- events ----------------------------------------------------------------------------------------------
+      e.record(s);    // all work queued on s so far (a captured event, when s captures)
+      D::wait(s, e);  // work queued on s from now on waits for it (and s joins its capture, when it was captured)
 
-  // --- graphs ----------------------------------------------------------------------------------------------
-  // The graph owns `object` from now on: `destroy(object)` is called exactly once, after the graph, its clones,
-  // its executables and their launches in flight are all gone, on a thread that may not call the device.
-  // When this throws, the graph owns nothing and destroy(object) has been or will be called. Safe while capturing.
-  D::retain(g, p, static_cast<void (*)(void*)>(nullptr));
+      // --- graphs ----------------------------------------------------------------------------------------------
+      // The graph owns `object` from now on: `destroy(object)` is called exactly once, after the graph, its clones,
+      // its executables and their launches in flight are all gone, on a thread that may not call the device.
+      // When this throws, the graph owns nothing and destroy(object) has been or will be called. Safe while capturing.
+      D::retain(g, p, static_cast<void (*)(void*)>(nullptr));
 
-  // --- the device ------------------------------------------------------------------------------------------
-  // The library's own non-blocking stream of this device, made once, never destroyed, never capturing.
-  { d.library_stream() } -> std::same_as<typename D::stream_type>;
-  { d.memory() } -> std::same_as<memory_info>;
+      // --- the device ------------------------------------------------------------------------------------------
+      // The library's own non-blocking stream of this device, made once, never destroyed, never capturing.
+      { d.library_stream() } -> std::same_as<typename D::stream_type>;
+      { d.memory() } -> std::same_as<memory_info>;
 
-  // --- virtual memory: sizes and offsets are multiples of granularity() --------------------------------------
-  { d.granularity() } -> std::same_as<std::size_t>;
-  { d.reserve(n, n) } -> std::same_as<void*>;  // (bytes, alignment: a power of two, or 0): addresses, nothing mapped
-  d.unreserve(p, n);
-  { d.create(n) } -> std::same_as<typename D::physical_type>;  // physical memory; throws out_of_memory
-  d.destroy(m);                                                // freed once its last mapping is gone
-  d.map(p, n, m, access::read_write);  // the first n bytes of m appear at p; m can be mapped many times
-  d.unmap(p, n);
-};
+      // --- virtual memory: sizes and offsets are multiples of granularity() --------------------------------------
+      { d.granularity() } -> std::same_as<std::size_t>;
+      { d.reserve(n, n) } -> std::same_as<void*>;  // (bytes, alignment: a power of two, or 0): addresses, nothing mapped
+      d.unreserve(p, n);
+      { d.create(n) } -> std::same_as<typename D::physical_type>;  // physical memory; throws out_of_memory
+      d.destroy(m);                                                // freed once its last mapping is gone
+      d.map(p, n, m, access::read_write);  // the first n bytes of m appear at p; m can be mapped many times
+      d.unmap(p, n);
+    };
 // clang-format on
 
 }  // namespace holdfast::HOLDFAST_ABI
