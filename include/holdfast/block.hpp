@@ -44,24 +44,29 @@ class block : public std::enable_shared_from_this<block<Device>> {
   [[nodiscard]] static std::shared_ptr<block> make(any_resource<Device> resource, std::size_t bytes,
                                                    std::size_t alignment, std::shared_ptr<byte_counts> counts,
                                                    Initialise&& initialise) {
-    auto& queue = detail::release_queue<Device>::instance();
-    std::unique_ptr<block> made{new block{std::move(resource), bytes, alignment, std::move(counts), queue}};
-    made->allocate();
+    const stream_type library = library_stream(resource.device());
+    auto made = allocated(std::move(resource), library, bytes, alignment, std::move(counts));
     try {
       made->run(std::forward<Initialise>(initialise));
     } catch (...) {
-      made->resource_.deallocate(made->device().library_stream(), made->data_, bytes, alignment);
+      made->resource_.deallocate(library, made->data_, bytes, alignment);
       throw;
     }
-    std::shared_ptr<block> shared{made.release(), [](block* last) noexcept { last->queue_->push(last); }};
-    queue.drain();
-    return shared;
+    return shared(std::move(made));
+  }
+
+  /// Allocates `bytes` in the order of `stream`, which doesn't capture; nothing is initialised or waited for. They go back
+  /// in the order of `stream`, too, which outlives all owners.
+  [[nodiscard]] static std::shared_ptr<block> make_scratch(any_resource<Device> resource, stream_type stream,
+                                                           std::size_t bytes, std::size_t alignment,
+                                                           std::shared_ptr<byte_counts> counts) {
+    return shared(allocated(std::move(resource), stream, bytes, alignment, std::move(counts)));
   }
 
   /// Grows where it is, when the resource can; then runs `initialise(stream, data)`. False: nothing changed.
   template <class Initialise>
   [[nodiscard]] bool extend(std::size_t bytes, Initialise&& initialise) {
-    if (!resource_.extend(device().library_stream(), data_, bytes_, bytes)) {
+    if (!resource_.extend(home_, data_, bytes_, bytes)) {
       return false;
     }
     {
@@ -148,12 +153,12 @@ class block : public std::enable_shared_from_this<block<Device>> {
         return;
       }
     }
-    try {
-      remember(stream, capture);
-    } catch (...) {
-      unfenced_ = true;  // a use we could not note down: never give the memory back rather than too early
-    }
+    note(stream, capture, let_go_);
   }
+
+  /// The same for a handle of a capture that has ended, which may have been used eagerly since. The stream is not
+  /// remembered: streams that only capture need not outlive the buffer.
+  void end_use_after_capture(stream_type stream) noexcept { note(stream, 0, true); }
 
  private:
   friend class detail::release_queue<Device>;
@@ -171,40 +176,51 @@ class block : public std::enable_shared_from_this<block<Device>> {
   /// Captures whose uses are remembered at a time, so that a thousand captures don't make a list of a thousand.
   static constexpr std::ptrdiff_t remembered_captures = 8;
 
-  block(any_resource<Device> resource, std::size_t bytes, std::size_t alignment, std::shared_ptr<byte_counts> counts,
-        detail::release_queue<Device>& queue)
+  block(any_resource<Device> resource, stream_type home, std::size_t bytes, std::size_t alignment,
+        std::shared_ptr<byte_counts> counts, detail::release_queue<Device>& queue)
       : resource_(std::move(resource)),
+        home_(home),
         bytes_(bytes),
         alignment_(alignment),
         counts_(std::move(counts)),
         queue_(&queue) {}
 
-  void allocate() {
+  [[nodiscard]] static std::unique_ptr<block> allocated(any_resource<Device> resource, stream_type home,
+                                                        std::size_t bytes, std::size_t alignment,
+                                                        std::shared_ptr<byte_counts> counts) {
     detail::refuse_unusable_device(Device::name);
-    const stream_type stream = library_stream();
+    auto& queue = detail::release_queue<Device>::instance();
+    std::unique_ptr<block> made{new block{std::move(resource), home, bytes, alignment, std::move(counts), queue}};
     try {
-      data_ = resource_.allocate(stream, bytes_, alignment_);
+      made->data_ = made->resource_.allocate(home, bytes, alignment);
     } catch (const out_of_memory&) {
-      if (queue_->drain_all() == 0) {
+      if (queue.drain_all() == 0) {
         throw;
       }
-      data_ = resource_.allocate(stream, bytes_, alignment_);
+      made->data_ = made->resource_.allocate(home, bytes, alignment);
     }
     detail::watch_process();
+    return made;
   }
 
-  [[nodiscard]] stream_type library_stream() const {
+  [[nodiscard]] static std::shared_ptr<block> shared(std::unique_ptr<block> made) {
+    detail::release_queue<Device>& queue = *made->queue_;
+    std::shared_ptr<block> owned{made.release(), [](block* last) noexcept { last->queue_->push(last); }};
+    queue.drain();
+    return owned;
+  }
+
+  [[nodiscard]] static stream_type library_stream(Device of) {
     const typename Device::relaxed_scope relaxed;
-    return device().library_stream();
+    return of.library_stream();
   }
 
   template <class Initialise>
   void run(Initialise&& initialise) {
     const typename Device::relaxed_scope relaxed;
     const typename Device::current_scope current{device()};
-    const stream_type stream = device().library_stream();
-    std::forward<Initialise>(initialise)(stream, data_);
-    Device::synchronize(stream);
+    std::forward<Initialise>(initialise)(home_, data_);
+    Device::synchronize(home_);
   }
 
   /// Called by the device on any thread; may not call the device.
@@ -241,11 +257,19 @@ class block : public std::enable_shared_from_this<block<Device>> {
       }
       earlier.waited_for = true;
     }
-    remember(stream, capture);
+    remember(stream, capture, let_go_);
     std::erase_if(uses_, [](const use& earlier) { return earlier.waited_for; });
   }
 
-  void remember(stream_type stream, std::uint64_t capture) {
+  void note(stream_type stream, std::uint64_t capture, bool fence_now) noexcept {
+    try {
+      remember(stream, capture, fence_now);
+    } catch (...) {
+      unfenced_ = true;  // a use we could not note down: never give the memory back rather than too early
+    }
+  }
+
+  void remember(stream_type stream, std::uint64_t capture, bool fence_now) {
     if (capture != 0) {
       const auto captured = [](const use& u) { return u.capture != 0; };
       if (std::count_if(uses_.begin(), uses_.end(), captured) >= remembered_captures) {
@@ -256,7 +280,7 @@ class block : public std::enable_shared_from_this<block<Device>> {
     if (Device::thread_bound(stream)) {
       const typename Device::relaxed_scope relaxed;
       now.mark.emplace(device()).record(stream);
-    } else if (let_go_) {
+    } else if (fence_now) {
       static_cast<void>(fence(now));
     }
     uses_.push_back(std::move(now));
@@ -265,8 +289,8 @@ class block : public std::enable_shared_from_this<block<Device>> {
   /// Whether nothing but an event (or a graph's end) stands for the use. False: its stream is capturing, and must outlive
   /// the block; or the runtime is broken.
   [[nodiscard]] bool fence(use& last) noexcept {
-    if (last.capture != 0 || last.mark) {
-      return true;  // the graph owned the block, so it is gone by the time it matters, or never ran
+    if (last.capture != 0 || last.mark || last.stream == home_) {
+      return true;  // of a capture: the graph owned the block, so it is gone by the time it matters, or never ran
     }
     try {
       const typename Device::relaxed_scope relaxed;
@@ -292,16 +316,18 @@ class block : public std::enable_shared_from_this<block<Device>> {
     try {
       const typename Device::relaxed_scope relaxed;
       const typename Device::current_scope current{device()};
-      const stream_type library = device().library_stream();
+      if (Device::capturing(home_).state != capture_state::none) {
+        return false;
+      }
       for (use& last : uses_) {
         if (!fence(last)) {
           return false;
         }
-        if (last.capture == 0) {
-          Device::wait(library, *last.mark);
+        if (last.capture == 0 && last.mark) {
+          Device::wait(home_, *last.mark);
         }
       }
-      resource_.deallocate(library, data_, bytes_, alignment_);
+      resource_.deallocate(home_, data_, bytes_, alignment_);
       return true;
     } catch (...) {
       counts_->failed();
@@ -310,6 +336,7 @@ class block : public std::enable_shared_from_this<block<Device>> {
   }
 
   any_resource<Device> resource_;
+  const stream_type home_;  // where it was allocated, and is freed
   void* data_ = nullptr;
   std::size_t bytes_;
   const std::size_t alignment_;

@@ -10,6 +10,7 @@
 #pragma once
 
 #include <holdfast/block.hpp>
+#include <holdfast/detail/capture_arena.hpp>
 #include <holdfast/device/device.hpp>
 #include <holdfast/error.hpp>
 #include <holdfast/memory_resource.hpp>
@@ -109,8 +110,11 @@ template <class T, device Device = cuda_device>
 class padded_query_buffer;
 struct query_shape;
 struct buffer_options;
+template <class T, device Device = cuda_device>
+class tail_padded_allocator;
 
-/// What work that never overlaps in time shares: a resource, and one buffer for each shape, however many layers use it.
+/// What work that never overlaps in time shares: a resource, one buffer for each shape, however many layers use it, and
+/// the arena that scratch acquired in captures comes from.
 ///
 /// Graphs captured over one lane, and eager work in it, must not run at the same time; overlapped micro-batches, draft
 /// models and streams that run at once get a lane each. A copy is another handle of the same lane. Look-up is thread
@@ -130,12 +134,20 @@ class lane {
   template <class T>
   [[nodiscard]] padded_query_buffer<T, Device>& padded_queries(const query_shape& shape, const buffer_options& options);
 
+  /// Makes room for scratch of `bytes` in captures: what all calls that live at once in the largest capture take.
+  void reserve_scratch(std::size_t bytes) { state_->arena->reserve(bytes); }
+  /// Bytes held for scratch in captures.
+  [[nodiscard]] std::size_t scratch_bytes() const noexcept { return state_->arena->bytes(); }
+
   [[nodiscard]] const any_resource<Device>& resource() const noexcept { return state_->resource; }
   [[nodiscard]] Device device() const noexcept { return state_->resource.device(); }
 
   friend bool operator==(const lane&, const lane&) noexcept = default;
 
  private:
+  template <class, holdfast::device>
+  friend class tail_padded_allocator;
+
   struct key {
     std::type_index type;
     std::int64_t heads, padded_heads, head_dim;
@@ -143,8 +155,13 @@ class lane {
   };
 
   struct state {
-    explicit state(any_resource<Device> r) : resource(std::move(r)) {}
+    explicit state(any_resource<Device> r)
+        : resource(std::move(r)),
+          arena(std::make_shared<detail::capture_arena<Device>>(
+              resource,
+              std::make_shared<byte_counts>(detail::release_queue<Device>::instance().total(resource.device())))) {}
     any_resource<Device> resource;
+    std::shared_ptr<detail::capture_arena<Device>> arena;  // handles keep it, too
     std::mutex mutex;
     std::map<key, std::shared_ptr<void>> buffers;
   };

@@ -17,5 +17,7 @@
 #include <holdfast/resource/cub_caching.hpp>
 #include <holdfast/resource/default.hpp>
 #include <holdfast/resource/malloc.hpp>
+#include <holdfast/resource/tail_padded.hpp>
+#include <holdfast/tail_padded_allocator.hpp>
 #include <holdfast/version.hpp>
 #include <holdfast/view.hpp>

@@ -182,7 +182,7 @@ class query_rows {
       }
     } catch (...) {  // an unknown state: the eager use is noted down all the same
     }
-    block_->end_use(stream_, 0);
+    block_->end_use_after_capture(stream_);
   }
 
   query_rows(std::shared_ptr<block<Device>> owner, const T* data, const query_shape& shape, std::int64_t rows,

@@ -522,6 +522,19 @@ TYPED_TEST(graphs_over_a_buffer, may_end_after_the_stream_of_a_handle_that_outli
   EXPECT_TRUE(this->everything_is_back());
 }
 
+TYPED_TEST(graphs_over_a_buffer, may_be_captured_on_a_stream_that_the_buffer_outlives) {
+  using driver = typename TestFixture::drive;
+  std::optional<typename driver::stream> capturing{driver::make_stream()};
+  driver::begin_capture(capturing->get());
+  auto rows = this->buffer->acquire(capturing->get(), 4);
+  auto graph = driver::end_capture(capturing->get());
+  rows.release();  // after the end of its capture
+  capturing.reset();
+  this->buffer.reset();
+  graph.reset();
+  EXPECT_TRUE(this->everything_is_back());
+}
+
 TYPED_TEST(graphs_over_a_buffer, can_be_used_eagerly_through_a_handle_held_past_the_capture) {
   using driver = typename TestFixture::drive;
   const auto step = this->make_step(4, 0x11);

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cstring>
 #include <exception>
+#include <set>
 
 namespace holdfast::inline HOLDFAST_ABI {
 namespace host {
@@ -695,6 +696,31 @@ inline capture_status<host_device::graph_type> host_device::capturing(stream_typ
     }
   }
   return {};
+}
+
+inline std::vector<host_device::node_type> host_device::frontier(stream_type s) {
+  host::detail::registry& reg = host::detail::owner_of(s, "frontier");
+  const std::lock_guard lock(reg.mutex);
+  const auto target = host::detail::resolve(s, "frontier");
+  return target->in == nullptr ? std::vector<node_type>{} : target->leaves;
+}
+
+inline bool host_device::comes_after(stream_type s, const std::vector<node_type>& nodes) {
+  host::detail::registry& reg = host::detail::owner_of(s, "comes_after");
+  const std::lock_guard lock(reg.mutex);
+  const auto target = host::detail::resolve(s, "comes_after");
+  if (target->in == nullptr) return nodes.empty();
+  std::set<node_type> missing(nodes.begin(), nodes.end());
+  std::set<node_type> seen(target->leaves.begin(), target->leaves.end());
+  std::vector<node_type> ahead = target->leaves;
+  while (!ahead.empty() && !missing.empty()) {
+    const node_type node = ahead.back();
+    ahead.pop_back();
+    missing.erase(node);
+    for (const node_type before : target->in->graph->nodes[node].after)
+      if (seen.insert(before).second) ahead.push_back(before);
+  }
+  return missing.empty();
 }
 
 inline bool host_device::thread_bound(stream_type s) noexcept {

@@ -20,7 +20,9 @@
 #include <cstddef>
 #include <mutex>
 #include <string>
+#include <unordered_set>
 #include <utility>
+#include <vector>
 
 #if CUDART_VERSION < 13000
 #error "Holdfast needs the CUDA toolkit 13.0 or newer"
@@ -102,6 +104,7 @@ struct cuda_device {
 
   using stream_type = cudaStream_t;
   using graph_type = cudaGraph_t;
+  using node_type = cudaGraphNode_t;
   using physical_type = CUmemGenericAllocationHandle;
 
   static constexpr const char* name = "cuda";
@@ -255,6 +258,45 @@ struct cuda_device {
     }
   }
 
+  [[nodiscard]] static std::vector<cudaGraphNode_t> frontier(cudaStream_t stream) {
+    const auto [nodes, edges, count] = next_dependencies(stream);
+    static_cast<void>(edges);
+    return {nodes, nodes + count};
+  }
+
+  [[nodiscard]] static bool comes_after(cudaStream_t stream, const std::vector<cudaGraphNode_t>& nodes) {
+    std::unordered_set<cudaGraphNode_t> missing{nodes.begin(), nodes.end()};
+    std::unordered_set<cudaGraphNode_t> seen;
+    std::vector<cudaGraphNode_t> ahead;
+    const auto go_to = [&](const cudaGraphNode_t* to, const cudaGraphEdgeData* edges, std::size_t count) {
+      for (std::size_t i = 0; i < count; ++i) {
+        const bool full = edges == nullptr || edges[i].type == cudaGraphDependencyTypeDefault;
+        if (full && seen.insert(to[i]).second) {
+          missing.erase(to[i]);
+          ahead.push_back(to[i]);
+        }
+      }
+    };
+    const auto [first, first_edges, first_count] = next_dependencies(stream);
+    go_to(first, first_edges, first_count);
+    std::vector<cudaGraphNode_t> before;
+    std::vector<cudaGraphEdgeData> edges;
+    while (!ahead.empty() && !missing.empty()) {
+      const cudaGraphNode_t node = ahead.back();
+      ahead.pop_back();
+      std::size_t count = 0;
+      detail::cuda_check(cudaGraphNodeGetDependencies(node, nullptr, nullptr, &count), "cudaGraphNodeGetDependencies");
+      if (count != 0) {
+        before.resize(count);
+        edges.resize(count);
+        detail::cuda_check(cudaGraphNodeGetDependencies(node, before.data(), edges.data(), &count),
+                           "cudaGraphNodeGetDependencies");
+        go_to(before.data(), edges.data(), count);
+      }
+    }
+    return missing.empty();
+  }
+
   // --- the device --------------------------------------------------------------------------------------------------
   [[nodiscard]] cudaStream_t library_stream() const {
     static constexpr std::size_t max_devices = 64;
@@ -342,6 +384,22 @@ struct cuda_device {
   }
 
  private:
+  struct dependencies {
+    const cudaGraphNode_t* nodes;
+    const cudaGraphEdgeData* edges;
+    std::size_t count;
+  };
+
+  /// Of the capture of `stream`; good until it captures more.
+  [[nodiscard]] static dependencies next_dependencies(cudaStream_t stream) {
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    dependencies next{};
+    detail::cuda_check(
+        cudaStreamGetCaptureInfo(stream, &status, nullptr, nullptr, &next.nodes, &next.edges, &next.count),
+        "cudaStreamGetCaptureInfo");
+    return next;
+  }
+
   [[nodiscard]] CUmemAllocationProp allocation_properties() const {
     CUmemAllocationProp properties{};
     properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;

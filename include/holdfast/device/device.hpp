@@ -7,6 +7,7 @@
 //
 //   D::stream_type    regular, cheap handle of a stream; does not own it
 //   D::graph_type     handle of a graph; does not own it
+//   D::node_type      handle of a graph's node
 //   D::event          move-only owner of an event; constructed from a device
 //   D::relaxed_scope  RAII: this thread's device calls may not invalidate any capture
 //   D::current_scope  RAII: makes a device current for this thread and restores the former one
@@ -20,6 +21,7 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 namespace holdfast::inline HOLDFAST_ABI {
 
@@ -59,7 +61,8 @@ concept device =
     std::movable<typename D::event> && std::constructible_from<typename D::event, D> &&
     std::constructible_from<typename D::relaxed_scope> && std::constructible_from<typename D::current_scope, D> &&
     requires(const D d, typename D::stream_type s, typename D::graph_type g, typename D::event e, void* p,
-             const void* cp, std::size_t n, typename D::physical_type m) {
+             const void* cp, std::size_t n, typename D::physical_type m,
+             const std::vector<typename D::node_type> nodes) {
       { D::name } -> std::convertible_to<const char*>;
       { d.ordinal } -> std::convertible_to<int>;
 
@@ -88,6 +91,11 @@ concept device =
       // its executables and their launches in flight are all gone, on a thread that may not call the device.
       // When this throws, the graph owns nothing and destroy(object) has been or will be called. Safe while capturing.
       D::retain(g, p, static_cast<void (*)(void*)>(nullptr));
+      // The nodes that work captured next on s would come after; s captures.
+      { D::frontier(s) } -> std::same_as<std::vector<typename D::node_type>>;
+      // Whether work captured next on s starts only after all of `nodes` are done: there is a path of full dependencies
+      // from each. Programmatic ones don't count: they let a node start before its predecessor is done.
+      { D::comes_after(s, nodes) } -> std::same_as<bool>;
 
       // --- the device ------------------------------------------------------------------------------------------
       // The library's own non-blocking stream of this device, made once, never destroyed, never capturing.

@@ -91,6 +91,7 @@ enum class status : int {
 struct host_device {
   using stream_type = host::stream_ref;
   using graph_type = host::graph_ref;
+  using node_type = std::size_t;
   using event = host::event;
   using physical_type = host::physical_ref;
 
@@ -155,6 +156,10 @@ struct host_device {
   /// executable or launch in flight that has it. It may take locks, and may not call the device. If this throws,
   /// nothing is owned, and `destroy` was called. Safe.
   static void retain(graph_type graph, void* object, void (*destroy)(void*));
+  /// The nodes that work captured next on `s` would come after, by their index; none when it doesn't capture. Safe.
+  [[nodiscard]] static std::vector<node_type> frontier(stream_type s);
+  /// Whether work captured next on `s` starts only after all of `nodes`, of the same capture, are done. Safe.
+  [[nodiscard]] static bool comes_after(stream_type s, const std::vector<node_type>& nodes);
 
   // --- the device ----------------------------------------------------------------------------------------------------
 
