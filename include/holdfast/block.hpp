@@ -63,13 +63,14 @@ class block : public std::enable_shared_from_this<block<Device>> {
     return shared(allocated(std::move(resource), stream, bytes, alignment, std::move(counts)));
   }
 
-  /// Grows where it is, when the resource can; then runs `initialise(stream, data)`. False: nothing changed.
+  /// Grows where it is, when the resource can; then runs `initialise(stream, data)`. False: nothing changed. When
+  /// initialise throws, the block has grown, and the next call initialises again.
   template <class Initialise>
   [[nodiscard]] bool extend(std::size_t bytes, Initialise&& initialise) {
-    if (!resource_.extend(home_, data_, bytes_, bytes)) {
-      return false;
-    }
-    {
+    if (bytes > bytes_) {
+      if (!resource_.extend(home_, data_, bytes_, bytes)) {
+        return false;
+      }
       const std::lock_guard lock{pins_mutex_};
       if (pins_ != 0) {
         counts_->pinned(bytes - bytes_);
@@ -120,7 +121,8 @@ class block : public std::enable_shared_from_this<block<Device>> {
   }
 
   /// Its buffer lets go. What is left are handles, which the caller keeps in check, and graphs, whose end comes at a time
-  /// that nobody can tell: so the streams are fenced now, and not asked for anything later.
+  /// that nobody can tell: so the streams are fenced now, and not asked for anything later; but for those that are
+  /// capturing just now, where no event can be recorded.
   void let_go() noexcept {
     let_go_ = true;
     for (use& last : uses_) {
@@ -170,11 +172,10 @@ class block : public std::enable_shared_from_this<block<Device>> {
     stream_type stream;
     std::uint64_t capture;
     std::optional<typename Device::event> mark;
-    bool waited_for = false;
   };
 
-  /// Captures whose uses are remembered at a time, so that a thousand captures don't make a list of a thousand.
-  static constexpr std::ptrdiff_t remembered_captures = 8;
+  /// Uses in other captures that are remembered, so that a thousand captures don't make a list of a thousand.
+  static constexpr std::ptrdiff_t remembered_uses_of_other_captures = 64;
 
   block(any_resource<Device> resource, stream_type home, std::size_t bytes, std::size_t alignment,
         std::shared_ptr<byte_counts> counts, detail::release_queue<Device>& queue)
@@ -219,8 +220,13 @@ class block : public std::enable_shared_from_this<block<Device>> {
   void run(Initialise&& initialise) {
     const typename Device::relaxed_scope relaxed;
     const typename Device::current_scope current{device()};
-    std::forward<Initialise>(initialise)(home_, data_);
-    Device::synchronize(home_);
+    try {
+      std::forward<Initialise>(initialise)(home_, data_);
+      Device::synchronize(home_);
+    } catch (...) {
+      Device::synchronize(home_);  // what was queued may use what unwinding destroys
+      throw;
+    }
   }
 
   /// Called by the device on any thread; may not call the device.
@@ -240,8 +246,10 @@ class block : public std::enable_shared_from_this<block<Device>> {
     }
     const typename Device::relaxed_scope relaxed;
     const typename Device::current_scope current{device()};
-    for (use& earlier : uses_) {
-      earlier.waited_for = false;
+    forget_old_captures(capture);
+    std::vector<bool> waited_for(uses_.size());
+    for (std::size_t i = 0; i < uses_.size(); ++i) {
+      const use& earlier = uses_[i];
       if (earlier.capture != capture) {
         continue;
       }
@@ -249,41 +257,67 @@ class block : public std::enable_shared_from_this<block<Device>> {
         Device::wait(stream, *earlier.mark);
       } else if (earlier.stream != stream) {
         if (capture == 0 && Device::capturing(earlier.stream).state != capture_state::none) {
-          continue;
+          continue;  // no event can be recorded there now
         }
-        typename Device::event now{device()};
-        now.record(earlier.stream);
-        Device::wait(stream, now);
+        Device::wait(stream, fresh_mark(earlier.stream));
       }
-      earlier.waited_for = true;
+      waited_for[i] = true;
     }
-    remember(stream, capture, let_go_);
-    std::erase_if(uses_, [](const use& earlier) { return earlier.waited_for; });
+    remember(stream, capture, let_go_);  // behind those that it stands for from now on
+    waited_for.resize(uses_.size());
+    std::size_t next = 0;
+    std::erase_if(uses_, [&](const use&) { return waited_for[next++]; });
   }
 
   void note(stream_type stream, std::uint64_t capture, bool fence_now) noexcept {
     try {
+      forget_old_captures(capture);
       remember(stream, capture, fence_now);
     } catch (...) {
-      unfenced_ = true;  // a use we could not note down: never give the memory back rather than too early
+      wait_instead(stream, capture);
     }
   }
 
   void remember(stream_type stream, std::uint64_t capture, bool fence_now) {
-    if (capture != 0) {
-      const auto captured = [](const use& u) { return u.capture != 0; };
-      if (std::count_if(uses_.begin(), uses_.end(), captured) >= remembered_captures) {
-        uses_.erase(std::find_if(uses_.begin(), uses_.end(), captured));
-      }
-    }
-    use now{stream, capture, std::nullopt, false};
+    use now{stream, capture, std::nullopt};
     if (Device::thread_bound(stream)) {
       const typename Device::relaxed_scope relaxed;
-      now.mark.emplace(device()).record(stream);
+      const typename Device::current_scope current{device()};
+      now.mark.emplace(fresh_mark(stream));
     } else if (fence_now) {
       static_cast<void>(fence(now));
     }
     uses_.push_back(std::move(now));
+  }
+
+  void forget_old_captures(std::uint64_t capture) noexcept {
+    const auto other = [capture](const use& u) { return u.capture != 0 && u.capture != capture; };
+    if (std::count_if(uses_.begin(), uses_.end(), other) >= remembered_uses_of_other_captures) {
+      uses_.erase(std::find_if(uses_.begin(), uses_.end(), other));
+    }
+  }
+
+  /// A use that could not be noted down, for want of host memory, say, is waited for; if that fails, too, the memory is
+  /// never given back rather than too early.
+  void wait_instead(stream_type stream, std::uint64_t capture) noexcept {
+    if (capture != 0) {
+      return;  // its graph owns the block
+    }
+    try {
+      const typename Device::relaxed_scope relaxed;
+      if (Device::capturing(stream).state == capture_state::none) {
+        Device::synchronize(stream);
+        return;
+      }
+    } catch (...) {
+    }
+    unfenced_ = true;
+  }
+
+  [[nodiscard]] static typename Device::event fresh_mark(stream_type stream) {
+    typename Device::event mark{Device::of(stream)};
+    mark.record(stream);
+    return mark;
   }
 
   /// Whether nothing but an event (or a graph's end) stands for the use. False: its stream is capturing, and must outlive
@@ -292,15 +326,16 @@ class block : public std::enable_shared_from_this<block<Device>> {
     if (last.capture != 0 || last.mark || last.stream == home_) {
       return true;  // of a capture: the graph owned the block, so it is gone by the time it matters, or never ran
     }
+    if (!detail::device_usable().load(std::memory_order_relaxed)) {
+      return false;
+    }
     try {
       const typename Device::relaxed_scope relaxed;
       const typename Device::current_scope current{device()};
       if (Device::capturing(last.stream).state != capture_state::none) {
         return false;
       }
-      typename Device::event now{device()};
-      now.record(last.stream);
-      last.mark.emplace(std::move(now));
+      last.mark.emplace(fresh_mark(last.stream));
       return true;
     } catch (...) {
       counts_->failed();
@@ -311,6 +346,7 @@ class block : public std::enable_shared_from_this<block<Device>> {
   /// Gives the memory back in stream order. False: not yet (a stream that used it is capturing), or not possible.
   [[nodiscard]] bool give_back() noexcept {
     if (unfenced_) {
+      counts_->failed();
       return false;
     }
     try {

@@ -32,11 +32,12 @@
 namespace holdfast::inline HOLDFAST_ABI {
 
 /// Gives blocks whose last owner (buffer, handle or graph) is gone back to their resources, in stream order. Buffers do
-/// this too whenever they allocate, retire or are destroyed. Thread safe; may be called during a capture.
-/// \return bytes given back by this call.
+/// this too whenever they allocate, retire or are destroyed. Thread safe; may be called during a capture. Call it until
+/// counts(device).pending_bytes() is 0 before you destroy a stream that captured while a buffer was destroyed.
+/// \return bytes of `device` given back by this call.
 template <device Device>
-std::size_t collect(Device) noexcept {
-  return detail::release_queue<Device>::instance().drain_all();
+std::size_t collect(Device device) noexcept {
+  return detail::release_queue<Device>::instance().drain_all(device);
 }
 
 /// What this library keeps on `device`, in bytes: pinned_bytes(), retired_bytes(), pending_bytes(), and failures().
@@ -79,6 +80,77 @@ void drop(std::shared_ptr<block<Device>>& share) noexcept {
   }
 }
 
+/// A handle's share of a block, and the use that it stands for. Move-only; releases in its destructor.
+template <device Device>
+class block_use {
+ public:
+  using stream_type = typename Device::stream_type;
+
+  block_use() noexcept = default;
+  block_use(std::shared_ptr<block<Device>> owned, stream_type stream, std::uint64_t capture) noexcept
+      : owned_(std::move(owned)), stream_(stream), capture_(capture) {}
+  block_use(block_use&& other) noexcept
+      : owned_(std::move(other.owned_)), stream_(other.stream_), capture_(other.capture_) {}
+  block_use& operator=(block_use&& other) noexcept {
+    block_use taken{std::move(other)};
+    std::swap(owned_, taken.owned_);
+    std::swap(stream_, taken.stream_);
+    std::swap(capture_, taken.capture_);
+    return *this;
+  }
+  ~block_use() { release(); }
+
+  [[nodiscard]] explicit operator bool() const noexcept { return owned_ != nullptr; }
+
+  template <class Who>
+  bool pin(stream_type stream, Who&& who) const {
+    return detail::pin<Device>(owned_, stream, who);
+  }
+  void pin(typename Device::graph_type graph) const {
+    if (owned_ != nullptr) {
+      owned_->pin(graph);
+    }
+  }
+
+  void release() noexcept {
+    if (owned_ != nullptr) {
+      owned_->end_use(stream_, capture_);
+      if (capture_ != 0) {
+        end_use_after_capture();
+      }
+      drop(owned_);
+    }
+  }
+
+  template <class Who>
+  void release(stream_type stream, Who&& who) {
+    if (owned_ != nullptr) {
+      const auto capture = usable_capture<Device>(stream, who);
+      if (capture.state == capture_state::active) {
+        owned_->pin(capture);
+      }
+      owned_->end_use(stream, capture.id);
+      release();
+    }
+  }
+
+ private:
+  /// A handle acquired in a capture may be used eagerly once that has ended.
+  void end_use_after_capture() noexcept {
+    try {
+      if (Device::capturing(stream_).id == capture_) {
+        return;
+      }
+    } catch (...) {  // an unknown state: the eager use is noted down all the same
+    }
+    owned_->end_use_after_capture(stream_);
+  }
+
+  std::shared_ptr<block<Device>> owned_;
+  stream_type stream_{};
+  std::uint64_t capture_ = 0;
+};
+
 /// Drops a buffer's share of its block, if there is one.
 template <device Device>
 void let_go(std::shared_ptr<block<Device>>& share) noexcept {
@@ -91,13 +163,13 @@ void let_go(std::shared_ptr<block<Device>>& share) noexcept {
 /// Polls `done`, giving blocks back meanwhile: graphs report their end asynchronously.
 template <device Device, class Done>
 bool wait_until(Device device, std::chrono::nanoseconds timeout, Done&& done) {
-  const auto deadline = std::chrono::steady_clock::now() + timeout;
+  const auto start = std::chrono::steady_clock::now();
   for (;;) {
     collect(device);
     if (done()) {
       return true;
     }
-    if (std::chrono::steady_clock::now() >= deadline) {
+    if (std::chrono::steady_clock::now() - start >= timeout) {
       return false;
     }
     std::this_thread::sleep_for(std::chrono::microseconds{50});
@@ -126,9 +198,9 @@ class lane {
 
   explicit lane(any_resource<Device> resource) : state_(std::make_shared<state>(std::move(resource))) {}
 
-  /// The lane's buffer of that element type and shape, made on first use with `options` (those of later calls are
-  /// ignored). The reference is good for as long as a handle of the lane lives. Needs padded_query_buffer.hpp.
-  /// Throws what the buffer's constructor does.
+  /// The lane's buffer of that element type and shape, made on first use with `options`, or with the default ones. The
+  /// reference is good for as long as a handle of the lane lives. Needs padded_query_buffer.hpp. Throws what the buffer's
+  /// constructor does, and logic_error when it was made with other options.
   template <class T>
   [[nodiscard]] padded_query_buffer<T, Device>& padded_queries(const query_shape& shape);
   template <class T>
@@ -153,6 +225,12 @@ class lane {
     std::int64_t heads, padded_heads, head_dim;
     friend auto operator<=>(const key&, const key&) = default;
   };
+
+  /// The place of a buffer; with the mutex held.
+  [[nodiscard]] std::shared_ptr<void>& buffer_of(const std::type_info& type, std::int64_t heads,
+                                                 std::int64_t padded_heads, std::int64_t head_dim) {
+    return state_->buffers[key{std::type_index{type}, heads, padded_heads, head_dim}];
+  }
 
   struct state {
     explicit state(any_resource<Device> r)

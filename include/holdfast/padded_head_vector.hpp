@@ -1,8 +1,9 @@
 // padded_head_vector: one value per query head (attn_sink, scales), padded with the heads.
 //
 //   holdfast::padded_head_vector<float> sink{resource, {.heads = 16, .padded_heads = 64, .fill = -INFINITY}};
-//   sink.assign(stream, weights);                  // 16 values, device memory
-//   flash_mla(..., sink.acquire(stream), ...);     // 64 values
+//   sink.assign(stream, weights);                  // 16 values
+//   const auto padded = sink.acquire(stream);
+//   flash_mla(..., padded.data(), ...);            // 64 values
 //
 // The fill is what the consumer finds neutral; the caller knows it. The memory never moves, and stays for as long as any
 // graph that recorded it. Not here: vectors that differ by row (they are padded like queries).
@@ -33,6 +34,35 @@ struct head_vector_shape {
   T fill{};  ///< of the padding heads; and of the real ones until they are assigned
 };
 
+/// The values of a padded_head_vector, shared with it: a move-only handle, whose destructor ends the use of the stream it
+/// was acquired on. Any number of streams may read at once.
+template <class T, device Device = cuda_device>
+class head_values {
+ public:
+  using stream_type = typename Device::stream_type;
+  using graph_type = typename Device::graph_type;
+
+  /// [padded_heads]
+  [[nodiscard]] const T* data() const noexcept { return data_; }
+
+  /// As those of query_rows.
+  bool pin(stream_type stream) const { return use_.pin(stream, who); }
+  void pin(graph_type graph) const { use_.pin(graph); }
+  void release() noexcept { use_.release(); }
+  void release(stream_type stream) { use_.release(stream, who); }
+
+ private:
+  template <class, device>
+  friend class padded_head_vector;
+
+  static std::string who() { return "head_values"; }
+
+  head_values(detail::block_use<Device> use, const T* data) noexcept : use_(std::move(use)), data_(data) {}
+
+  detail::block_use<Device> use_;
+  const T* data_;
+};
+
 template <class T, device Device = cuda_device>
 class padded_head_vector {
   static_assert(std::is_trivially_copyable_v<T> && !std::is_const_v<T>,
@@ -57,26 +87,28 @@ class padded_head_vector {
                                  [&](stream_type stream, void* to) { Device::copy(stream, to, filled.data(), bytes); });
   }
 
+  /// A moved-from vector can only be destroyed or assigned to.
   padded_head_vector(padded_head_vector&&) noexcept = default;
   padded_head_vector& operator=(padded_head_vector&& other) noexcept {
-    std::swap(block_, other.block_);
-    std::swap(heads_, other.heads_);
-    std::swap(padded_heads_, other.padded_heads_);
+    padded_head_vector taken{std::move(other)};
+    std::swap(block_, taken.block_);
+    std::swap(heads_, taken.heads_);
+    std::swap(padded_heads_, taken.padded_heads_);
     return *this;
   }
   ~padded_head_vector() { detail::let_go(block_); }
 
-  /// Copies `heads` values from `values` (host or device memory), after the work queued on `stream` and all that was
-  /// queued on streams that acquired; waits for it, so that every stream reads the new values from then on. Throws
-  /// logic_error on a capturing stream: these are weights, loaded once.
+  /// Copies `heads` values from `values` (host or device memory), after the work queued on `stream` and all eager work of
+  /// released handles; waits for it, so that every stream reads the new values from then on. Throws logic_error on a
+  /// capturing stream: these are weights, loaded once.
   void assign(stream_type stream, const T* values) {
-    if (const auto capture = Device::capturing(stream); capture.state != capture_state::none) {
-      detail::resource_rules::refuse_capture(who(), capture.state);
+    if (detail::usable_capture<Device>(stream, [this] { return who(); }).state != capture_state::none) {
+      throw logic_error{who() + ": values cannot be assigned on a capturing stream"};
     }
     const typename Device::relaxed_scope relaxed;
     const typename Device::current_scope current{block_->device()};
     const stream_type library = block_->device().library_stream();
-    typename Device::event produced{block_->device()};
+    typename Device::event produced{Device::of(stream)};
     produced.record(stream);
     block_->begin_use(library, 0);
     Device::wait(library, produced);
@@ -84,15 +116,13 @@ class padded_head_vector {
     Device::synchronize(library);
   }
 
-  /// [padded_heads] values for work queued on `stream` from now on; what `stream` captures owns them. Good until the
-  /// vector is destroyed, and for graphs until they are. Any number of streams may read at once.
-  [[nodiscard]] const T* acquire(stream_type stream) {
+  /// The values for work queued on `stream` from now on; what `stream` captures owns them.
+  [[nodiscard]] head_values<T, Device> acquire(stream_type stream) {
     const auto capture = detail::usable_capture<Device>(stream, [this] { return who(); });
     if (capture.state == capture_state::active) {
       block_->pin(capture);
     }
-    block_->end_use(stream, capture.id);
-    return static_cast<const T*>(block_->data());
+    return {detail::block_use<Device>{block_, stream, capture.id}, static_cast<const T*>(block_->data())};
   }
 
   /// `graph` owns the memory from now on.

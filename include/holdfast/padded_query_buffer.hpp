@@ -24,6 +24,7 @@
 #include <holdfast/view.hpp>
 
 #include <algorithm>
+#include <bit>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -31,6 +32,7 @@
 #include <limits>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <optional>
 #include <string>
 #include <type_traits>
@@ -80,6 +82,8 @@ struct buffer_options {
   holdfast::growth growth = holdfast::growth::retire;
   bool strict = false;           ///< only reserve() allocates; acquire() beyond it is a logic_error
   std::size_t alignment = 1024;  ///< of row 0, bytes, a power of two
+
+  friend bool operator==(const buffer_options&, const buffer_options&) = default;
 };
 
 /// Rows of a padded query buffer, shared with it: a move-only handle. The memory stays as long as the handle lives (and
@@ -92,23 +96,19 @@ class query_rows {
 
   query_rows() noexcept = default;
   query_rows(query_rows&& other) noexcept
-      : block_(std::move(other.block_)),
+      : use_(std::move(other.use_)),
         data_(std::exchange(other.data_, nullptr)),
         shape_(other.shape_),
-        rows_(std::exchange(other.rows_, 0)),
-        stream_(other.stream_),
-        capture_(other.capture_) {}
+        rows_(std::exchange(other.rows_, 0)) {}
   query_rows& operator=(query_rows&& other) noexcept {
     query_rows taken{std::move(other)};
-    std::swap(block_, taken.block_);
-    std::swap(data_, taken.data_);
-    std::swap(shape_, taken.shape_);
-    std::swap(rows_, taken.rows_);
-    std::swap(stream_, taken.stream_);
-    std::swap(capture_, taken.capture_);
+    use_ = std::move(taken.use_);
+    data_ = taken.data_;
+    shape_ = taken.shape_;
+    rows_ = taken.rows_;
     return *this;
   }
-  ~query_rows() { release(); }
+  ~query_rows() = default;
 
   /// [rows, padded_heads, head_dim], packed, for consumers. Null when there are no rows.
   [[nodiscard]] const T* data() const noexcept { return data_; }
@@ -130,41 +130,27 @@ class query_rows {
   [[nodiscard]] const query_shape& shape() const noexcept { return shape_; }
 
   /// Rows that pad_queries found packed already: a view of its input, which must outlive the use; pins nothing.
-  [[nodiscard]] bool borrowed() const noexcept { return data_ != nullptr && block_ == nullptr; }
+  [[nodiscard]] bool borrowed() const noexcept { return data_ != nullptr && !use_; }
 
   /// What `stream` captures owns the memory from now on; for handles acquired before the capture began, or on another
-  /// stream. False: `stream` is not capturing, and nothing was done. Thread safe.
-  bool pin(stream_type stream) const { return detail::pin<Device>(block_, stream, who); }
+  /// stream. False: `stream` is not capturing, and nothing was done. Thread safe. Later acquires in the same capture know
+  /// of work captured with it only through release(stream).
+  bool pin(stream_type stream) const { return use_.pin(stream, who); }
 
   /// `graph` owns the memory from now on. Thread safe.
-  void pin(graph_type graph) const {
-    if (block_ != nullptr) {
-      block_->pin(graph);
-    }
-  }
+  void pin(graph_type graph) const { use_.pin(graph); }
 
-  /// Ends the use, as the destructor does. The handle is empty then.
+  /// Ends the use, as the destructor does. The handle is empty then. On a per-thread default stream, it is the thread that
+  /// used it which releases.
   void release() noexcept {
-    if (block_ != nullptr) {
-      block_->end_use(stream_, capture_);
-      if (capture_ != 0) {
-        end_use_after_capture();
-      }
-      detail::drop(block_);
-    }
+    use_.release();
     data_ = nullptr;
     rows_ = 0;
   }
 
   /// Ends the use on `stream`, where the last work that uses it was queued, if that is not where it was acquired.
   void release(stream_type stream) {
-    if (block_ != nullptr) {
-      const auto capture = detail::usable_capture<Device>(stream, who);
-      if (capture.state == capture_state::active) {
-        block_->pin(capture);
-      }
-      block_->end_use(stream, capture.id);
-    }
+    use_.release(stream, who);
     release();
   }
 
@@ -174,27 +160,13 @@ class query_rows {
 
   static std::string who() { return "query_rows"; }
 
-  /// A handle acquired in a capture may be used eagerly once that has ended.
-  void end_use_after_capture() noexcept {
-    try {
-      if (Device::capturing(stream_).id == capture_) {
-        return;
-      }
-    } catch (...) {  // an unknown state: the eager use is noted down all the same
-    }
-    block_->end_use_after_capture(stream_);
-  }
+  query_rows(detail::block_use<Device> use, const T* data, const query_shape& shape, std::int64_t rows) noexcept
+      : use_(std::move(use)), data_(data), shape_(shape), rows_(rows) {}
 
-  query_rows(std::shared_ptr<block<Device>> owner, const T* data, const query_shape& shape, std::int64_t rows,
-             stream_type stream, std::uint64_t capture) noexcept
-      : block_(std::move(owner)), data_(data), shape_(shape), rows_(rows), stream_(stream), capture_(capture) {}
-
-  std::shared_ptr<block<Device>> block_;
+  detail::block_use<Device> use_;
   const T* data_ = nullptr;
   query_shape shape_;
   std::int64_t rows_ = 0;
-  stream_type stream_{};
-  std::uint64_t capture_ = 0;
 };
 
 template <class T, device Device>
@@ -209,18 +181,23 @@ class padded_query_buffer {
   using graph_type = typename Device::graph_type;
   using handle = query_rows<T, Device>;
 
-  /// Allocates nothing yet. Throws logic_error: heads < 1, padded_heads < heads, head_dim < 1 or no multiple of 8, or a
-  /// row of more than 2^63 - 1 bytes.
+  /// Allocates nothing yet. Throws logic_error: heads < 1, padded_heads < heads, head_dim < 1 or no multiple of 8, a row of
+  /// more than 2^63 - 1 bytes, an alignment that is no power of two.
   padded_query_buffer(any_resource<Device> resource, const query_shape& shape, buffer_options options = {})
       : resource_(std::move(resource)),
         shape_(shape),
         options_(std::move(options)),
         counts_(std::make_shared<byte_counts>(detail::release_queue<Device>::instance().total(resource_.device()))) {
-    std::int64_t row_bytes = 0;
-    if (shape.heads < 1 || shape.padded_heads < shape.heads || shape.head_dim < 1 || shape.head_dim % 8 != 0 ||
-        __builtin_mul_overflow(shape.padded_heads, shape.head_dim, &row_bytes) ||
-        __builtin_mul_overflow(row_bytes, static_cast<std::int64_t>(sizeof(T)), &row_bytes)) {
+    if (shape.heads < 1 || shape.padded_heads < shape.heads || shape.head_dim < 1 || shape.head_dim % 8 != 0) {
       throw logic_error{who() + ": heads >= 1, padded_heads >= heads, head_dim a positive multiple of 8"};
+    }
+    if (!std::has_single_bit(options_.alignment)) {
+      throw logic_error{who() + ": an alignment is a power of two, not " + std::to_string(options_.alignment)};
+    }
+    std::int64_t row_bytes = 0;
+    if (__builtin_mul_overflow(shape.padded_heads, shape.head_dim, &row_bytes) ||
+        __builtin_mul_overflow(row_bytes, static_cast<std::int64_t>(sizeof(T)), &row_bytes)) {
+      throw logic_error{who() + ": a row passes 2^63 - 1 bytes"};
     }
     row_bytes_ = row_bytes;
   }
@@ -248,25 +225,26 @@ class padded_query_buffer {
   [[nodiscard]] handle acquire(stream_type stream, std::int64_t rows) {
     const auto capture = detail::usable_capture<Device>(stream, [this] { return who(); });
     if (rows < 0 || rows > capacity_ || contents_lost_) [[unlikely]] {
-      make_ready(rows);
+      make_ready(stream, rows);
     }
     if (rows == 0) [[unlikely]] {
-      return handle{nullptr, nullptr, shape_, 0, stream, capture.id};
+      return handle{{}, nullptr, shape_, 0};
     }
     block_->begin_use(stream, capture.id);
     if (capture.state == capture_state::active) {
       block_->pin(capture);
     }
-    return handle{block_, static_cast<const T*>(block_->data()), shape_, rows, stream, capture.id};
+    return handle{{block_, stream, capture.id}, static_cast<const T*>(block_->data()), shape_, rows};
   }
 
-  /// acquire, but empty instead of throwing.
-  [[nodiscard]] std::optional<handle> try_acquire(stream_type stream, std::int64_t rows) noexcept {
+  /// acquire, but empty where that refuses or has no memory. Throws device_error.
+  [[nodiscard]] std::optional<handle> try_acquire(stream_type stream, std::int64_t rows) {
     try {
       return acquire(stream, rows);
-    } catch (const std::exception&) {
-      return std::nullopt;
+    } catch (const logic_error&) {
+    } catch (const std::bad_alloc&) {
     }
+    return std::nullopt;
   }
 
   /// Makes room for at least `rows` rows. Call it before an engine measures what memory is left for its KV pool.
@@ -312,6 +290,7 @@ class padded_query_buffer {
   /// Rows that acquire gives without growing.
   [[nodiscard]] std::int64_t capacity() const noexcept { return capacity_; }
   [[nodiscard]] const query_shape& shape() const noexcept { return shape_; }
+  [[nodiscard]] const buffer_options& options() const noexcept { return options_; }
   [[nodiscard]] const any_resource<Device>& resource() const noexcept { return resource_; }
   /// Row 0, or null when nothing is allocated yet.
   [[nodiscard]] const T* data() const noexcept {
@@ -331,9 +310,13 @@ class padded_query_buffer {
     return detail::wait_until(resource_.device(), timeout, [this] { return pinned_bytes() == 0; });
   }
 
-  /// Rows of `input` as a handle, without a copy: for pad_queries when nothing has to be padded. Not pinned.
-  [[nodiscard]] handle borrow(const T* input, std::int64_t rows) const noexcept {
-    return handle{nullptr, input, shape_, rows, stream_type{}, 0};
+  /// Rows of `input` as a handle, without a copy, for producers that find nothing to pad; not pinned. Empty when `input`
+  /// is null, or not aligned as the buffer's own rows are.
+  [[nodiscard]] std::optional<handle> borrow(const T* input, std::int64_t rows) const {
+    if (input == nullptr || reinterpret_cast<std::uintptr_t>(input) % options_.alignment != 0) {
+      return std::nullopt;
+    }
+    return handle{{}, input, shape_, rows};
   }
 
  private:
@@ -343,7 +326,11 @@ class padded_query_buffer {
   }
 
   /// The slow half of acquire.
-  void make_ready(std::int64_t rows) {
+  void make_ready(stream_type stream, std::int64_t rows) {
+    if (const Device of = Device::of(stream); of != resource_.device()) {
+      throw logic_error{who() + ": of device " + std::to_string(resource_.device().ordinal) +
+                        ", asked for on a stream of device " + std::to_string(of.ordinal)};
+    }
     if (contents_lost_) {
       throw logic_error{who() + ": its contents were lost; call restore_padding first"};
     }
@@ -433,7 +420,13 @@ class padded_query_buffer {
 template <device Device>
 template <class T>
 padded_query_buffer<T, Device>& lane<Device>::padded_queries(const query_shape& shape) {
-  return padded_queries<T>(shape, buffer_options{});
+  using buffer = padded_query_buffer<T, Device>;
+  const std::lock_guard lock{state_->mutex};
+  std::shared_ptr<void>& found = buffer_of(typeid(T), shape.heads, shape.padded_heads, shape.head_dim);
+  if (found == nullptr) {
+    found = std::make_shared<buffer>(state_->resource, shape);
+  }
+  return *static_cast<buffer*>(found.get());
 }
 
 template <device Device>
@@ -441,12 +434,15 @@ template <class T>
 padded_query_buffer<T, Device>& lane<Device>::padded_queries(const query_shape& shape, const buffer_options& options) {
   using buffer = padded_query_buffer<T, Device>;
   const std::lock_guard lock{state_->mutex};
-  std::shared_ptr<void>& found =
-      state_->buffers[key{std::type_index{typeid(T)}, shape.heads, shape.padded_heads, shape.head_dim}];
+  std::shared_ptr<void>& found = buffer_of(typeid(T), shape.heads, shape.padded_heads, shape.head_dim);
   if (found == nullptr) {
     found = std::make_shared<buffer>(state_->resource, shape, options);
   }
-  return *static_cast<buffer*>(found.get());
+  buffer& queries = *static_cast<buffer*>(found.get());
+  if (queries.options() != options) {
+    throw logic_error{"lane: the buffer '" + queries.options().name + "' was made with other options"};
+  }
+  return queries;
 }
 
 }  // namespace holdfast::HOLDFAST_ABI

@@ -31,6 +31,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <new>
 #include <optional>
 #include <string>
 #include <type_traits>
@@ -228,13 +229,14 @@ class tail_padded_allocator {
     return acquired;
   }
 
-  /// acquire, but empty instead of throwing.
-  [[nodiscard]] std::optional<handle> try_acquire(stream_type stream, std::int64_t rows) noexcept {
+  /// acquire, but empty where that refuses or has no memory. Throws device_error.
+  [[nodiscard]] std::optional<handle> try_acquire(stream_type stream, std::int64_t rows) {
     try {
       return acquire(stream, rows);
-    } catch (const std::exception&) {
-      return std::nullopt;
+    } catch (const logic_error&) {
+    } catch (const std::bad_alloc&) {
     }
+    return std::nullopt;
   }
 
   /// acquire for a producer that writes the tail rows itself, in the launch that writes the others; as gather_rows does.

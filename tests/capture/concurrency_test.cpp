@@ -6,7 +6,10 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <memory>
+#include <optional>
 #include <thread>
+#include <utility>
 #include <vector>
 
 namespace {
@@ -73,6 +76,44 @@ TYPED_TEST(many_threads, collect_while_others_capture_and_destroy_their_own_buff
     return this->resource.live_bytes() == 0;
   }));
   EXPECT_EQ(this->resource.mistakes(), 0U);
+}
+
+TYPED_TEST(many_threads, each_collect_what_is_its_devices) {
+  using driver = support::driver<TypeParam>;
+  auto buffer = this->make();
+  static_cast<void>(buffer.acquire(this->stream.get(), 4));
+  driver::begin_capture(this->stream.get());
+  { auto dropped = std::move(buffer); }  // its stream captures: deferred
+  EXPECT_TRUE(driver::end_capture(this->stream.get()));
+  EXPECT_EQ(holdfast::collect(TypeParam{1}), 0U);
+  EXPECT_GT(holdfast::collect(TypeParam{0}), 0U);
+}
+
+TYPED_TEST(many_threads, may_drop_the_last_handle_of_a_pool_while_one_captures) {
+  using driver = support::driver<TypeParam>;
+  struct pool {  // its end makes a call that would invalidate a capture, and knows nothing of captures
+    using stream_type = typename TypeParam::stream_type;
+    struct memory {
+      ~memory() { EXPECT_FALSE(driver::unsafe_call()) << "must be relaxed"; }
+    };
+    std::shared_ptr<memory> state = std::make_shared<memory>();
+    void* allocate(stream_type, std::size_t bytes, std::size_t) { return driver::allocate(bytes); }
+    void deallocate(stream_type, void* p, std::size_t, std::size_t) noexcept { driver::deallocate(p); }
+    bool operator==(const pool&) const = default;
+  };
+  std::optional<holdfast::padded_query_buffer<float, TypeParam>> buffer{
+      std::in_place, holdfast::any_resource<TypeParam>{pool{}, TypeParam{}}, small_shape};
+  buffer->reserve(4);
+  auto graph = [&] {
+    driver::begin_capture(this->stream.get());
+    static_cast<void>(buffer->acquire(this->stream.get(), 4));
+    return driver::end_capture(this->stream.get());
+  }();
+  buffer.reset();
+  driver::begin_capture(this->stream.get());
+  graph.reset();
+  EXPECT_TRUE(support::eventually([&] { return holdfast::collect(TypeParam{}) != 0; }));
+  EXPECT_TRUE(driver::end_capture(this->stream.get()));
 }
 
 }  // namespace

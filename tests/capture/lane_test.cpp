@@ -51,6 +51,14 @@ TYPED_TEST(lane, shares_memory_between_layers_and_not_with_other_lanes) {
   EXPECT_EQ(this->resource.allocations(), 2U);
 }
 
+TYPED_TEST(lane, refuses_other_options_than_the_buffer_was_made_with) {
+  auto& buffer = this->shared.template padded_queries<float>(small_shape, {.strict = true});
+  EXPECT_EQ(&this->shared.template padded_queries<float>(small_shape), &buffer) << "none said: as it is";
+  EXPECT_EQ(&this->shared.template padded_queries<float>(small_shape, {.strict = true}), &buffer);
+  EXPECT_THROW(static_cast<void>(this->shared.template padded_queries<float>(small_shape, {.strict = false})),
+               holdfast::logic_error);
+}
+
 TYPED_TEST(lane, is_looked_up_by_many_threads_at_once) {
   std::vector<void*> found(8);
   std::vector<std::thread> threads;

@@ -61,6 +61,16 @@ TEST_F(host_graph, an_executable_is_the_graph_as_it_was) {
   EXPECT_EQ(launched(exec), "a");
 }
 
+TEST_F(host_graph, a_chain_of_empty_children_in_a_child_launches) {
+  graph two = make_graph();
+  two.add_child(make_graph());
+  two.add_child(make_graph());
+  graph outer = make_graph();
+  outer.add_child(two);
+  outer.add_kernel(say('a'));
+  EXPECT_EQ(launched(outer.instantiate()), "a");
+}
+
 TEST_F(host_graph, an_empty_graph_launches) {
   graph g = make_graph();
   EXPECT_EQ(launched(g.instantiate()), "");

@@ -6,6 +6,9 @@
 #include "support/devices.hpp"
 #include "support/host_driver.hpp"
 
+#include <holdfast/padded_query_buffer.hpp>
+#include <holdfast/resource/malloc.hpp>
+
 #include <gtest/gtest.h>
 
 #include <dlfcn.h>
@@ -87,6 +90,24 @@ TYPED_TEST(shared_objects, a_graph_that_owns_a_plugins_block_outlives_dlclose) {
       extension->collect();
       return extension->pending() == 0;
     }));
+  }
+}
+
+TYPED_TEST(shared_objects, a_plugin_that_only_allocated_leaves_the_device_usable) {
+  using driver = support::driver<TypeParam>;
+  for (const std::string& path : plugin_paths()) {
+    SCOPED_TRACE(path);
+    plugin extension{path};
+    ASSERT_TRUE(extension.opened()) << dlerror();
+    auto stream = driver::make_stream();
+    make(extension, TypeParam{});
+    static_cast<void>(acquire(extension, stream.get(), 3));
+    extension->destroy();
+    extension.close();
+    holdfast::padded_query_buffer<float, TypeParam> own{
+        holdfast::any_resource<TypeParam>{holdfast::malloc_resource<TypeParam>{TypeParam{}}},
+        {.heads = 2, .padded_heads = 4, .head_dim = 8}};
+    EXPECT_NO_THROW(own.reserve(3));
   }
 }
 

@@ -19,7 +19,7 @@ class padded_head_vector : public support::buffer_test<Device> {
   using vector_type = holdfast::padded_head_vector<float, Device>;
   vector_type make_vector() { return {this->resource, {.heads = 3, .padded_heads = 8, .fill = neutral}}; }
   std::vector<float> values(vector_type& from) {
-    return support::driver<Device>::read(from.acquire(this->stream.get()), 8);
+    return support::driver<Device>::read(from.acquire(this->stream.get()).data(), 8);
   }
 };
 TYPED_TEST_SUITE(padded_head_vector, support::both_devices, support::device_names);
@@ -53,7 +53,7 @@ TYPED_TEST(padded_head_vector, stays_while_a_graph_owns_it) {
   auto graph = [&] {
     auto sink = this->make_vector();
     driver::begin_capture(this->stream.get());
-    TypeParam::copy(this->stream.get(), seen, sink.acquire(this->stream.get()), 8 * sizeof(float));
+    TypeParam::copy(this->stream.get(), seen, sink.acquire(this->stream.get()).data(), 8 * sizeof(float));
     return driver::end_capture(this->stream.get());
   }();
   ASSERT_TRUE(graph);
@@ -90,6 +90,23 @@ TYPED_TEST(padded_head_vector, refuses_shapes_that_make_no_sense) {
   refused(9, 8);
   refused(1, std::int64_t{1} << 62);
   EXPECT_EQ(this->resource.allocations(), 0U);
+}
+
+TEST(padded_head_vector_host, is_freed_after_the_work_of_a_per_thread_stream) {
+  using holdfast::host_device;
+  for (std::uint64_t seed = 0; seed < 30; ++seed) {
+    const holdfast::host::seeded_schedule schedule{seed};
+    const auto mine = holdfast::host::per_thread_stream();
+    float sum = 0;
+    {
+      holdfast::padded_head_vector<float, host_device> sink{holdfast::malloc_resource<host_device>{host_device{}},
+                                                            {.heads = 3, .padded_heads = 8, .fill = 1.0F}};
+      const auto values = sink.acquire(mine);
+      mine.run([&sum, data = values.data()] { sum += data[7]; });
+    }
+    holdfast::host::device_synchronize();
+    ASSERT_EQ(sum, 1.0F);
+  }
 }
 
 TYPED_TEST(padded_head_vector, moves) {

@@ -256,14 +256,92 @@ TEST(padded_query_buffer_acquire_host, in_one_capture_another_stream_waits_for_t
   }
 }
 
-TYPED_TEST(padded_query_buffer_acquire, of_a_stream_of_another_device_is_refused) {
-  if constexpr (std::is_same_v<TypeParam, holdfast::host_device>) {
-    auto buffer = this->make();
-    holdfast::host::stream elsewhere{holdfast::host_device{1}};
-    EXPECT_THROW(static_cast<void>(buffer.acquire(elsewhere, 4)), holdfast::logic_error);
-  } else {
-    GTEST_SKIP() << "needs two CUDA devices";
+TEST(padded_query_buffer_acquire_host, in_one_capture_waits_for_every_one_of_many_forks) {
+  using holdfast::host_device;
+  using driver = support::driver<host_device>;
+  for (std::uint64_t seed = 0; seed < 20; ++seed) {
+    auto origin = driver::make_stream();
+    std::vector<typename driver::stream> forks;
+    holdfast::padded_query_buffer<float, host_device> buffer{holdfast::malloc_resource<host_device>{host_device{}},
+                                                             support::small_shape};
+    int running = 0;
+    int seen = 0;
+    driver::begin_capture(origin.get());
+    std::vector<holdfast::query_rows<float, host_device>> held;
+    for (int i = 0; i < 12; ++i) {
+      forks.push_back(driver::make_stream());
+      driver::fork(origin.get(), forks.back().get());
+    }
+    for (auto& fork : forks) {
+      held.push_back(buffer.acquire(fork.get(), 2));
+    }
+    for (auto& fork : forks) {
+      fork.get().run([&running] { ++running; });
+    }
+    held.clear();
+    {
+      const auto rows = buffer.acquire(origin.get(), 2);
+      origin.get().run([&] { seen = running; });
+    }
+    for (auto& fork : forks) {
+      driver::fork(fork.get(), origin.get());
+    }
+    auto graph = driver::end_capture(origin.get());
+    ASSERT_TRUE(graph);
+    auto exec = driver::instantiate(graph);
+    const holdfast::host::seeded_schedule schedule{seed};
+    driver::launch(exec, origin.get());
+    driver::synchronize(origin.get());
+    ASSERT_EQ(seen, 12) << "seed " << seed;
   }
+}
+
+TEST(padded_query_buffer_acquire_host, of_a_stream_of_another_device_is_refused_and_changes_nothing) {
+  using holdfast::host_device;
+  holdfast::host::stream elsewhere{host_device{1}};
+  holdfast::padded_query_buffer<float, host_device> buffer{holdfast::malloc_resource<host_device>{host_device{}},
+                                                           support::small_shape};
+  EXPECT_THROW(static_cast<void>(buffer.acquire(elsewhere, 4)), holdfast::logic_error);
+  EXPECT_EQ(buffer.capacity(), 0);
+  buffer.reserve(4);
+  EXPECT_THROW(static_cast<void>(buffer.acquire(elsewhere, 4)), holdfast::logic_error);
+}
+
+TEST(padded_query_buffer_acquire_host, released_on_a_reader_of_another_device_is_waited_for) {
+  using holdfast::host_device;
+  holdfast::host::stream here;
+  holdfast::host::stream peer{host_device{1}};
+  holdfast::padded_query_buffer<float, host_device> buffer{holdfast::malloc_resource<host_device>{host_device{}},
+                                                           support::small_shape};
+  std::vector<int> order;
+  auto rows = buffer.acquire(here, 2);
+  peer.run([&] { order.push_back(1); });
+  rows.release(peer);
+  const holdfast::host::seeded_schedule schedule{3};
+  const auto next = buffer.acquire(here, 2);
+  here.run([&] { order.push_back(2); });
+  host_device::synchronize(here);
+  EXPECT_EQ(order, (std::vector<int>{1, 2}));
+}
+
+TYPED_TEST(padded_query_buffer_acquire, try_acquire_says_nothing_of_errors_that_are_none_of_its_own) {
+  struct broken {
+    using stream_type = typename TypeParam::stream_type;
+    void* allocate(stream_type, std::size_t, std::size_t) { throw holdfast::device_error{999, "broken"}; }
+    void deallocate(stream_type, void*, std::size_t, std::size_t) noexcept {}
+    bool operator==(const broken&) const = default;
+  };
+  holdfast::padded_query_buffer<float, TypeParam> buffer{holdfast::any_resource<TypeParam>{broken{}, TypeParam{}},
+                                                         support::small_shape};
+  EXPECT_THROW(static_cast<void>(buffer.try_acquire(this->stream.get(), 4)), holdfast::device_error);
+}
+
+TYPED_TEST(padded_query_buffer_acquire, borrows_only_rows_that_are_there_and_aligned) {
+  auto buffer = this->make({.heads = 8, .padded_heads = 8, .head_dim = 16}, {.alignment = 64});
+  alignas(64) static float input[256];
+  EXPECT_TRUE(buffer.borrow(input, 2));
+  EXPECT_FALSE(buffer.borrow(input + 1, 1));
+  EXPECT_FALSE(buffer.borrow(nullptr, 1));
 }
 
 TYPED_TEST(padded_query_buffer_acquire, works_on_the_per_thread_default_stream_of_several_threads) {

@@ -166,7 +166,7 @@ TYPED_TEST(padded_query_buffer_growth, is_allowed_again_when_the_graphs_are_gone
   auto graph = this->capture(buffer, 6, std::byte{1});
   EXPECT_FALSE(buffer.wait_unpinned(std::chrono::milliseconds{1}));
   graph.reset();
-  EXPECT_TRUE(buffer.wait_unpinned(std::chrono::seconds{5}));
+  EXPECT_TRUE(buffer.wait_unpinned(std::chrono::nanoseconds::max()));
   EXPECT_NO_THROW(static_cast<void>(buffer.acquire(this->stream.get(), 8)));
 }
 

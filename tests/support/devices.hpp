@@ -20,7 +20,11 @@
 
 namespace support {
 
+#ifdef HOLDFAST_TEST_HOST_ONLY  // sanitizers look at host code: there is nothing to compile twice for
+using both_devices = ::testing::Types<holdfast::host_device>;
+#else
 using both_devices = ::testing::Types<holdfast::host_device, holdfast::cuda_device>;
+#endif
 
 /// Prints "host" or "cuda".
 struct device_names {

@@ -266,8 +266,12 @@ struct host_foreign : on<holdfast::host_device> { static constexpr auto name = "
 struct cuda_foreign : on<holdfast::cuda_device> { static constexpr auto name = "cuda_foreign"; static auto make(device d = {}) { return holdfast::any_resource<device>{foreign_pool<device>{}, d}; } };
 // clang-format on
 
+#ifdef HOLDFAST_TEST_HOST_ONLY
+using resources_under_test = ::testing::Types<host_malloc, host_foreign>;
+#else
 using resources_under_test =
     ::testing::Types<host_malloc, host_foreign, cuda_malloc, cuda_async, cuda_cub, cuda_foreign>;
+#endif
 
 struct resource_names {
   template <class Entry>

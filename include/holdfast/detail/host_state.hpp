@@ -203,7 +203,8 @@ struct registry {
   std::size_t prune_graphs_at = 64;
   std::optional<std::uint64_t> schedule;  // the state of the seeded generator
   std::uint64_t sequence = 0;
-  std::uint64_t last_capture = 0;
+  /// Ids are unique in the process, and there may be one of these in each shared object.
+  std::uint64_t last_capture = std::uint64_t{reinterpret_cast<std::uintptr_t>(this)} << 16;
   std::uint64_t last_graph = 0;
   std::uint64_t last_physical = 0;
   activity_counts counts;

@@ -254,11 +254,11 @@ inline void graph_run::enter(frame& in, std::size_t node) {
 }
 
 inline void graph_run::finish(frame& in, std::size_t node) {
-  --in.left;
+  const bool last = --in.left == 0;  // before dependents, which may be empty, and finish at once
   for (const std::size_t i : in.dependents[node]) {
     if (--in.waiting[i] == 0) make_ready(in, i);
   }
-  if (in.left == 0 && in.parent != nullptr) finish(*in.parent, in.parent_node);
+  if (last && in.parent != nullptr) finish(*in.parent, in.parent_node);
 }
 
 inline std::uint64_t next_random(std::uint64_t& state) {  // splitmix64, the same everywhere
@@ -355,6 +355,7 @@ inline void execute(registry& reg, const std::vector<std::shared_ptr<completion>
   }
   for (;;) {
     garbage dead;
+    dead.reserve(1);  // so that what has run can leave its queue
     std::exception_ptr error;
     step next;
     {

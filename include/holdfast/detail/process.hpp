@@ -18,20 +18,7 @@ namespace holdfast::inline HOLDFAST_ABI::detail {
   return usable;
 }
 
-/// Starts to watch for exit and fork. Called after the device has been used once: exit handlers run in reverse order,
-/// so this one runs before the runtime's own, and before the destructors of statics that existed by then.
-inline void watch_process() noexcept {
-  static const bool watching = [] {
-    static_cast<void>(device_usable());
-    static_cast<void>(std::atexit([] { device_usable().store(false, std::memory_order_relaxed); }));
-    static_cast<void>(
-        pthread_atfork(nullptr, nullptr, [] { device_usable().store(false, std::memory_order_relaxed); }));
-    return true;
-  }();
-  static_cast<void>(watching);
-}
-
-/// Makes the shared object that holds this code stay loaded, since a graph may now call into it at any time.
+/// Makes the shared object that holds this code stay loaded: a graph may call into it at any time, and so may the exit.
 inline void stay_resident() noexcept {
   static const bool resident = [] {
     Dl_info here{};
@@ -41,6 +28,20 @@ inline void stay_resident() noexcept {
     return true;
   }();
   static_cast<void>(resident);
+}
+
+/// Starts to watch for exit and fork. Called after the device has been used once: exit handlers run in reverse order,
+/// so this one runs before the runtime's own, and before the destructors of statics that existed by then.
+inline void watch_process() noexcept {
+  static const bool watching = [] {
+    stay_resident();  // a handler of code that is unloaded would run then, and not at the exit
+    static_cast<void>(device_usable());
+    static_cast<void>(std::atexit([] { device_usable().store(false, std::memory_order_relaxed); }));
+    static_cast<void>(
+        pthread_atfork(nullptr, nullptr, [] { device_usable().store(false, std::memory_order_relaxed); }));
+    return true;
+  }();
+  static_cast<void>(watching);
 }
 
 }  // namespace holdfast::HOLDFAST_ABI::detail

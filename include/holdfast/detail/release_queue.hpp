@@ -94,22 +94,32 @@ class release_queue {
     link(dead);
   }
 
-  /// Gives queued blocks back, a bounded number of them. Returns how many bytes went back.
-  std::size_t drain() noexcept { return drain(64); }
-  std::size_t drain_all() noexcept { return drain(std::numeric_limits<std::size_t>::max()); }
+  /// Tries to give queued blocks back, a bounded number of them. Returns how many bytes went back.
+  std::size_t drain() noexcept {
+    return drain(64, [](const block<Device>&) { return true; });
+  }
+  /// All of them; those of `device` alone.
+  std::size_t drain_all() noexcept {
+    return drain(std::numeric_limits<std::size_t>::max(), [](const block<Device>&) { return true; });
+  }
+  std::size_t drain_all(Device device) noexcept {
+    return drain(std::numeric_limits<std::size_t>::max(),
+                 [device](const block<Device>& dead) { return dead.device() == device; });
+  }
 
  private:
-  std::size_t drain(std::size_t limit) noexcept {
+  template <class Wanted>
+  std::size_t drain(std::size_t limit, Wanted wanted) noexcept {
     if (head_.load(std::memory_order_relaxed) == nullptr || !device_usable().load(std::memory_order_relaxed)) {
       return 0;
     }
+    const typename Device::relaxed_scope relaxed;  // the last handle of a resource may go with a block
     std::size_t bytes = 0;
     block<Device>* queued = head_.exchange(nullptr, std::memory_order_acquire);
     while (queued != nullptr) {
       block<Device>* const dead = queued;
       queued = dead->next_;
-      if (limit != 0 && dead->give_back()) {
-        --limit;
+      if (wanted(*dead) && limit != 0 && (--limit, dead->give_back())) {
         bytes += dead->bytes_;
         dead->counts_->returned(dead->bytes_);
         delete dead;

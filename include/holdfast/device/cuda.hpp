@@ -44,10 +44,36 @@ inline void cuda_check(cudaError_t code, const char* call) {
   }
 }
 
-/// The driver functions that have no twin in the runtime, looked up once.
-struct cuda_driver {
+template <class Function>
+void look_up(const char* name, unsigned version, Function& function) {
+  void* found = nullptr;
+  cudaDriverEntryPointQueryResult result{};
+  cuda_check(cudaGetDriverEntryPointByVersion(name, &found, version, cudaEnableDefault, &result), name);
+  if (result != cudaDriverEntryPointSuccess) {
+    throw device_error{static_cast<int>(cudaErrorNotSupported), std::string{name} + ": not in this driver"};
+  }
+  function = reinterpret_cast<Function>(found);
+}
+
+/// The driver functions for streams that have no twin in the runtime, looked up once.
+struct cuda_stream_driver {
   PFN_cuStreamGetCtx_v9020 stream_context;
   PFN_cuCtxGetDevice_v13000 context_device;
+
+  static const cuda_stream_driver& get() {
+    static const cuda_stream_driver functions{};
+    return functions;
+  }
+
+ private:
+  cuda_stream_driver() {
+    look_up("cuStreamGetCtx", 9020, stream_context);
+    look_up("cuCtxGetDevice", 13000, context_device);
+  }
+};
+
+/// The driver's virtual memory functions, looked up once.
+struct cuda_driver {
   PFN_cuMemAddressReserve_v10020 address_reserve;
   PFN_cuMemAddressFree_v10020 address_free;
   PFN_cuMemCreate_v10020 create;
@@ -64,8 +90,6 @@ struct cuda_driver {
 
  private:
   cuda_driver() {
-    look_up("cuStreamGetCtx", 9020, stream_context);
-    look_up("cuCtxGetDevice", 13000, context_device);
     look_up("cuMemAddressReserve", 10020, address_reserve);
     look_up("cuMemAddressFree", 10020, address_free);
     look_up("cuMemCreate", 10020, create);
@@ -74,17 +98,6 @@ struct cuda_driver {
     look_up("cuMemUnmap", 10020, unmap);
     look_up("cuMemSetAccess", 10020, set_access);
     look_up("cuMemGetAllocationGranularity", 10020, granularity);
-  }
-
-  template <class Function>
-  static void look_up(const char* name, unsigned version, Function& function) {
-    void* found = nullptr;
-    cudaDriverEntryPointQueryResult result{};
-    cuda_check(cudaGetDriverEntryPointByVersion(name, &found, version, cudaEnableDefault, &result), name);
-    if (result != cudaDriverEntryPointSuccess) {
-      throw device_error{static_cast<int>(cudaErrorNotSupported), std::string{name} + ": not in this driver"};
-    }
-    function = reinterpret_cast<Function>(found);
   }
 };
 
@@ -180,7 +193,7 @@ struct cuda_device {
     if (stream == nullptr || stream == cudaStreamLegacy || stream == cudaStreamPerThread) {
       detail::cuda_check(cudaGetDevice(&device.ordinal), "cudaGetDevice");
     } else {
-      const detail::cuda_driver& driver = detail::cuda_driver::get();
+      const detail::cuda_stream_driver& driver = detail::cuda_stream_driver::get();
       CUcontext context = nullptr;
       detail::cuda_check(driver.stream_context(stream, &context), "cuStreamGetCtx");
       detail::cuda_check(driver.context_device(&device.ordinal, context), "cuCtxGetDevice");

@@ -19,6 +19,7 @@
 #include <cstdint>
 #include <string>
 #include <type_traits>
+#include <utility>
 
 namespace holdfast::inline HOLDFAST_ABI {
 
@@ -63,7 +64,10 @@ template <class In, class T, class Device, class Pad>
                       static_cast<std::int64_t>(in.stride(1)) == shape.head_dim &&
                       static_cast<std::int64_t>(in.stride(2)) == 1;
   if (shape.heads == shape.padded_heads && packed && rows > 0) {
-    return buffer.borrow(in.data_handle(), rows);
+    static_cast<void>(usable_capture<Device>(stream, [] { return std::string{"pad_queries"}; }));
+    if (auto borrowed = buffer.borrow(in.data_handle(), rows)) {
+      return std::move(*borrowed);
+    }
   }
   query_rows<T, Device> acquired = buffer.acquire(stream, rows);
   pad(acquired);
@@ -73,8 +77,8 @@ template <class In, class T, class Device, class Pad>
 }  // namespace detail
 
 /// Into rows of `buffer`, which are acquired (and so grown, pinned and ordered) first; returns them. When nothing has to
-/// be padded (heads == padded_heads) and `in` is packed, they are `in` itself, borrowed: not pinned, and `in` must outlive
-/// their use. Throws what acquire does, too.
+/// be padded (heads == padded_heads) and `in` is packed and aligned as the buffer, they are `in` itself, borrowed: not
+/// pinned, and `in` must outlive their use. Throws what acquire does, too.
 template <detail::mdspan_like In, class T>
 [[nodiscard]] query_rows<T, host_device> pad_queries(host::stream_ref stream, const In& in,
                                                      padded_query_buffer<T, host_device>& buffer) {

@@ -1,0 +1,208 @@
+// gather_rows: random rows of an 8 GiB pool into FP8 scratch, against the rate at which the same GPU copies in the same
+// moment.
+//
+//   fraction_of_ceiling   time of a device-to-device copy of as many bytes (read and written) / time of the call
+//   us_per_node           below 10 MB: one node of a graph of such calls, less an empty kernel's node
+#include <holdfast/kernel/gather_rows.cuh>
+#include <holdfast/view.hpp>
+
+#include "support/ceiling.cuh"
+
+#include <cuda_fp8.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <type_traits>
+#include <vector>
+
+namespace {
+
+constexpr std::int64_t pool_bytes = std::int64_t{8} << 30;
+constexpr std::int64_t page_rows = 32;           // 128 tokens at a compression of 4
+constexpr float usual_scale = 100.0f / 2688.0f;  // amax 100 over 448 * 6: TensorRT-LLM's default, and not one
+
+/// What is gathered, and how its pool lies.
+template <class Source, std::int64_t DataBytes, std::int64_t ScaleBytes>
+struct format {
+  using source = Source;
+  static constexpr std::int64_t data_bytes = DataBytes, scale_bytes = ScaleBytes;
+};
+using fp8 = format<holdfast::fp8_rows, 512, 0>;
+using nvfp4 = format<holdfast::nvfp4_rows<0>, 256, 32>;
+using nvfp4_residual = format<holdfast::nvfp4_rows<64>, 288, 36>;
+
+enum class addresses { flat, table };
+
+/// Random indices: of pool rows, each below `rows`.
+__global__ void fill_indices(std::int32_t* indices, std::int64_t count, std::int64_t rows, std::uint64_t seed) {
+  const std::int64_t i = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (i >= count) return;
+  std::uint64_t x = (static_cast<std::uint64_t>(i) + seed) * 0x9e3779b97f4a7c15;
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
+  x ^= x >> 31;
+  indices[i] = static_cast<std::int32_t>(x % static_cast<std::uint64_t>(rows));
+}
+
+/// The pool, made once for all benchmarks of a format. Random bytes hold NaN, as scales and as values: they cost the same.
+template <class Format>
+const bench::buffer& pool_of(const bench::stream& stream) {
+  constexpr std::int64_t rows = pool_bytes / Format::data_bytes;
+  static std::unique_ptr<bench::buffer> made;
+  if (!made) {
+    constexpr auto bytes = static_cast<std::size_t>(rows * (Format::data_bytes + Format::scale_bytes));
+    made = std::make_unique<bench::buffer>(bytes);
+    bench::fill_random(stream, made->data(), bytes);
+  }
+  return *made;
+}
+
+template <class Format>
+typename Format::source source_of(const std::byte* pool, const holdfast::block_table& table) {
+  constexpr std::int64_t rows = pool_bytes / Format::data_bytes;
+  const std::int64_t pages = table.data == nullptr ? 0 : page_rows;
+  if constexpr (std::is_same_v<typename Format::source, holdfast::fp8_rows>) {
+    return {.data = {.data = pool, .rows = rows / page_rows * page_rows, .page_rows = pages}, .table = table};
+  } else {
+    return {
+        .data = {.data = pool, .rows = rows / page_rows * page_rows, .page_rows = pages},
+        .scales = {.data = pool + rows * Format::data_bytes, .rows = rows / page_rows * page_rows, .page_rows = pages},
+        .global_scale = usual_scale,
+        .table = table};
+  }
+}
+
+/// The state's arguments: rows to gather, rows of the tail.
+template <class Format, addresses Addresses = addresses::flat>
+void gather(benchmark::State& state) {
+  const std::int64_t pairs = state.range(0), tail = state.range(1);
+  const auto written = static_cast<std::size_t>((pairs + tail) * 512);
+  const std::size_t bytes = static_cast<std::size_t>(pairs * (Format::data_bytes + Format::scale_bytes + 4)) + written;
+  const std::size_t turns = bench::rotation(bytes);
+  constexpr std::int64_t pool_rows = pool_bytes / Format::data_bytes / page_rows * page_rows;
+
+  const bench::stream stream;
+  const bench::buffer& pool = pool_of<Format>(stream);
+  const bench::buffers indices(turns, static_cast<std::size_t>(pairs) * 4), out(turns, written);
+  const bench::buffers from(turns, bytes / 2), to(turns, bytes / 2);
+  // one request that owns all pages, shuffled as a stride that shares no divisor with their number would
+  constexpr std::int64_t table_pages = pool_rows / page_rows;
+  const bench::buffer table_memory(Addresses == addresses::table ? static_cast<std::size_t>(table_pages) * 4 : 4);
+  holdfast::block_table table{};
+  if (Addresses == addresses::table) {
+    std::vector<std::int32_t> blocks(static_cast<std::size_t>(table_pages));
+    for (std::int64_t page = 0; page < table_pages; ++page)
+      blocks[static_cast<std::size_t>(page)] = static_cast<std::int32_t>(page * 1'000'003 % table_pages);
+    bench::check(cudaMemcpy(table_memory.data(), blocks.data(), blocks.size() * 4, cudaMemcpyHostToDevice));
+    table = {.data = reinterpret_cast<const std::int32_t*>(table_memory.data()), .requests = 1, .pages = table_pages};
+  }
+  const auto source = source_of<Format>(pool.data(), table);
+
+  for (std::size_t turn = 0; turn < turns; ++turn) {
+    fill_indices<<<static_cast<unsigned>((pairs + 255) / 256), 256, 0, stream>>>(
+        reinterpret_cast<std::int32_t*>(indices[turn]), pairs, pool_rows, 7 * turn + 1);
+    bench::check(cudaMemsetAsync(out[turn], 0xff, written, stream));
+    bench::fill_random(stream, from[turn], bytes / 2, 3 * turn);
+  }
+
+  const std::vector<bench::call> kinds{
+      [&](std::size_t turn) {
+        const holdfast::view<const std::int32_t, 1> which(reinterpret_cast<const std::int32_t*>(indices[turn]), pairs);
+        const holdfast::view<__nv_fp8_e4m3, 2> rows(reinterpret_cast<__nv_fp8_e4m3*>(out[turn]), pairs, 512);
+        holdfast::gather_rows(cudaStream_t{stream}, source, which, rows, {.tail_rows = tail});
+      },
+      [&](std::size_t turn) {
+        bench::check(cudaMemcpyAsync(to[turn], from[turn], bytes / 2, cudaMemcpyDeviceToDevice, stream));
+      },
+      [&](std::size_t) { bench::empty_kernel<<<1, 32, 0, stream>>>(); }};
+
+  auto contest = bench::contest::of(stream, bytes, turns, kinds);
+  for (auto _ : state) state.SetIterationTime(contest.round() * 1e-6);
+
+  std::vector<std::byte> last(written);
+  bench::check(cudaMemcpy(last.data(), out[0], written, cudaMemcpyDeviceToHost));
+  const auto behind = last.begin() + pairs * 512;
+  const bool zeros = std::all_of(behind, last.end(), [](std::byte byte) { return byte == std::byte{0}; });
+  const bool data = std::any_of(last.begin(), behind, [](std::byte byte) { return byte != std::byte{0xff}; });
+  if (!zeros || !data) {
+    std::fprintf(stderr, "the benchmark's output is wrong\n");
+    std::exit(EXIT_FAILURE);
+  }
+
+  const double us = contest.median_us(0), ceiling_us = contest.median_us(1);
+  state.counters["us"] = us;
+  state.counters["ceiling_us"] = ceiling_us;
+  if (bytes < bench::small_work_bytes) {
+    const double empty_us = contest.median_us(2);
+    state.counters["us_per_node"] = us - empty_us;
+    state.counters["ceiling_us_per_node"] = ceiling_us - empty_us;
+    state.counters["empty_us"] = empty_us;
+  } else {
+    state.counters["bytes/s"] = benchmark::Counter(static_cast<double>(bytes) / (us * 1e-6));
+    state.counters["fraction_of_ceiling"] = ceiling_us / us;
+  }
+}
+
+/// The same without its tail, which a memset behind it writes: what the tail in the launch saves.
+void gather_then_memset(benchmark::State& state) {
+  const std::int64_t pairs = state.range(0), tail = state.range(1);
+  const auto written = static_cast<std::size_t>((pairs + tail) * 512);
+  const std::size_t bytes = static_cast<std::size_t>(pairs * (nvfp4::data_bytes + nvfp4::scale_bytes + 4)) + written;
+  const std::size_t turns = bench::rotation(bytes);
+  constexpr std::int64_t pool_rows = pool_bytes / nvfp4::data_bytes;
+  const bench::stream stream;
+  const auto source = source_of<nvfp4>(pool_of<nvfp4>(stream).data(), {});
+  const bench::buffers indices(turns, static_cast<std::size_t>(pairs) * 4), out(turns, written);
+  for (std::size_t turn = 0; turn < turns; ++turn)
+    fill_indices<<<static_cast<unsigned>((pairs + 255) / 256), 256, 0, stream>>>(
+        reinterpret_cast<std::int32_t*>(indices[turn]), pairs, pool_rows, 7 * turn + 1);
+  const auto call = [&](std::size_t turn, std::int64_t tail_rows) {
+    const holdfast::view<const std::int32_t, 1> which(reinterpret_cast<const std::int32_t*>(indices[turn]), pairs);
+    const holdfast::view<__nv_fp8_e4m3, 2> rows(reinterpret_cast<__nv_fp8_e4m3*>(out[turn]), pairs, 512);
+    holdfast::gather_rows(cudaStream_t{stream}, source, which, rows, {.tail_rows = tail_rows});
+  };
+  const std::vector<bench::call> kinds{
+      [&](std::size_t turn) {
+        call(turn, 0);
+        bench::check(cudaMemsetAsync(out[turn] + pairs * 512, 0, static_cast<std::size_t>(tail) * 512, stream));
+      },
+      [&](std::size_t turn) { call(turn, tail); }, [&](std::size_t) { bench::empty_kernel<<<1, 32, 0, stream>>>(); }};
+  auto contest = bench::contest::of(stream, bytes, turns, kinds);
+  for (auto _ : state) state.SetIterationTime(contest.round() * 1e-6);
+  state.counters["us"] = contest.median_us(0);
+  state.counters["one_launch_us"] = contest.median_us(1);
+  state.counters["empty_us"] = contest.median_us(2);
+}
+
+void shapes(benchmark::internal::Benchmark* bench) {
+  bench->ArgNames({"rows", "tail"});
+  bench->Args({2048, 0})->Args({2048, 128});
+  bench->Args({64 << 10, 0})->Args({64 << 10, 128});
+  bench->Args({1 << 20, 0})->Args({1 << 20, 128});
+  bench->Args({4 << 20, 128});
+  bench->UseManualTime()->Iterations(21)->Unit(benchmark::kMicrosecond);
+}
+
+void few_shapes(benchmark::internal::Benchmark* bench) {
+  bench->ArgNames({"rows", "tail"})->Args({2048, 128})->Args({64 << 10, 128})->Args({1 << 20, 128});
+  bench->UseManualTime()->Iterations(21)->Unit(benchmark::kMicrosecond);
+}
+
+void small_shapes(benchmark::internal::Benchmark* bench) {
+  bench->ArgNames({"rows", "tail"})->Args({32, 128})->Args({2048, 128});
+  bench->UseManualTime()->Iterations(21)->Unit(benchmark::kMicrosecond);
+}
+
+BENCHMARK(gather<fp8>)->Name("gather_fp8")->Apply(shapes);
+BENCHMARK(gather<nvfp4>)->Name("gather_nvfp4")->Apply(shapes);
+BENCHMARK(gather<nvfp4_residual>)->Name("gather_nvfp4_residual")->Apply(few_shapes);
+BENCHMARK(gather<nvfp4, addresses::table>)->Name("gather_nvfp4/block_table")->Apply(few_shapes);
+BENCHMARK(gather_then_memset)->Name("gather_nvfp4_then_memset")->Apply(small_shapes);
+
+}  // namespace
+
+int main(int argc, char** argv) { return bench::run(argc, argv); }

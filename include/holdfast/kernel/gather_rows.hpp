@@ -1,0 +1,192 @@
+// gather_rows: the rows of a KV pool that indices name become packed FP8 rows for a sparse-attention kernel, in one
+// launch, with the zero rows behind them that such a kernel may read.
+//
+//   const holdfast::nvfp4_rows<> pool{.data = {.data = kv, .rows = rows}, .scales = {.data = kv_scales, .rows = rows},
+//                                     .global_scale = 100.0f / (448 * 6)};
+//   holdfast::gather_rows(stream, pool, indices, scratch, {.tail_rows = 128});     // indices: [rows, topk], int32
+//
+// Pair p, counted row by row, is written to row p of `out`. An index is valid iff 0 <= index < pool rows (with a block
+// table: iff its page is in the table, and the row that comes out is in the pool). An invalid one reads nothing at all
+// and writes a row of zeros; so does a pair behind its row's length. Duplicates are fine: every pair is copied by itself.
+//
+// FP8 rows are copied bit for bit. NVFP4 rows are dequantised in this order of operations, on both devices bit for bit:
+//
+//   1. s = float(group scale) * global scale         one fp32 product; e4m3 to fp32 is exact, 0x7f and 0xff are NaN
+//   2. p[m] = magnitude[m] * s                       one fp32 product for each of 0, 0.5, 1, 1.5, 2, 3, 4, 6
+//   3. b[m] = e4m3(p[m])                             nearest, ties to even, saturating to +-448; NaN becomes 0x7f
+//   4. byte of a value = b[nibble & 7] XOR 0x80 if the nibble's sign bit is set
+//
+//   In residual groups (the last 64 values of nvfp4_rows<64>), with s and t of main and residual scale, both as in 1:
+//   2. p = (+-magnitude) * s,  q = (+-magnitude) * t one fp32 product each
+//   3. byte = e4m3(p + q)                            one fp32 sum
+//
+// Products and sums are rounded to nearest, even; none is fused, no denormal is flushed. So: minus zero stays minus zero
+// (0x80) in plain groups; zeros of a negative scale are 0x80, and 0x00 where the nibble is negative, too; in residual
+// groups the sum rules (+0 + -0 is +0). A NaN scale (group or global) makes NaN of all its values: 0x7f, or 0xff where a
+// plain group's nibble is negative. An infinite s makes 448 of every magnitude but zero, which becomes NaN.
+//
+// Here for host::stream_ref, in gather_rows.cuh for cudaStream_t.
+//
+// Not here: scales swizzled for GEMMs (128 x 4 tiles): rows of scales lie side by side, or it is another format. Choosing
+// which rows to gather. Scatter.
+#pragma once
+
+#include <holdfast/detail/kernel_gather.hpp>
+#include <holdfast/device/host.hpp>
+#include <holdfast/row_format.hpp>
+#include <holdfast/version.hpp>
+
+#include <cuda_fp8.h>
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
+namespace holdfast::inline HOLDFAST_ABI {
+
+/// Where the rows of a pool are: device memory, any alignment, any strides (16-byte multiples of data are quickest, 8 for
+/// NVFP4). Rows are numbered flat: row `i` is at `i * row_stride_bytes`, or, with pages, at
+/// `i / page_rows * page_stride_bytes + i % page_rows * row_stride_bytes`; so an index that was made as
+/// `block * page_rows + offset` means what it says, whatever lies between pages.
+struct row_pool {
+  const void* data = nullptr;          ///< of row 0
+  std::int64_t rows = 0;               ///< in all pages together; what valid indices are below
+  std::int64_t row_stride_bytes = 0;   ///< 0: rows lie side by side
+  std::int64_t page_rows = 0;          ///< 0: no pages
+  std::int64_t page_stride_bytes = 0;  ///< 0: pages lie side by side
+};
+
+/// Which block (page of the pool) holds the n-th page of a request: int32 [requests, pages] in device memory. With one,
+/// an index is a token's position in its request. Entries that are negative or beyond the pool are no page.
+struct block_table {
+  const std::int32_t* data = nullptr;  ///< null: indices are flat pool rows
+  std::int64_t requests = 0;
+  std::int64_t pages = 0;       ///< of each request
+  std::int64_t row_stride = 0;  ///< elements from one request to the next; 0: `pages`
+};
+
+/// A pool of rows of 512 e4m3 values (`fp8_row`).
+struct fp8_rows {
+  row_pool data;
+  block_table table{};
+};
+
+/// Two pools of the same number of rows: 256 (288) bytes of nibbles, and 32 (36) group scales (`nvfp4_row<Residual>`).
+/// Each has a geometry of its own; a block table counts in the data's pages.
+template <std::int32_t Residual = 0>
+struct nvfp4_rows {
+  row_pool data;
+  row_pool scales;
+  float global_scale = 1;
+  const float* global_scale_at = nullptr;  ///< device memory, read when the kernel runs: used instead, unless null
+  block_table table{};
+};
+
+/// What else a gather reads and writes. Pointers are to device memory and may be null.
+template <class Index>
+struct gather_options {
+  /// So many rows behind those of `out`, in the same stride, become zero in the same launch.
+  std::int64_t tail_rows = 0;
+  /// [rows]: only the first so many indices of a row count; below 0 is none, beyond topk all. Rank-1 indices are one row.
+  const std::int32_t* row_lengths = nullptr;
+  /// [rows]: the request of each row, for the block table; null: row r is request r. One that the table lacks has no pages.
+  const std::int32_t* row_requests = nullptr;
+  /// [rows, topk]: becomes the pair's number (the row of `out` that it is in), or -1 where the index is invalid. Memory of
+  /// its own: it must not overlap the indices.
+  Index* remap = nullptr;
+  /// Elements from one row of `remap` to the next; 0: topk.
+  std::int64_t remap_row_stride = 0;
+};
+
+/// Element types of `out`: e4m3, or plain bytes. A framework's own e4m3 type may be added by specialising this.
+template <class T>
+inline constexpr bool holds_e4m3 =
+    std::same_as<T, __nv_fp8_e4m3> || std::same_as<T, std::byte> || std::same_as<T, unsigned char>;
+
+namespace detail {
+
+template <class Indices>
+using index_of = std::remove_cv_t<typename Indices::element_type>;
+
+template <class Indices, class Out>
+constexpr void check_gather_types() {
+  using index = index_of<Indices>;
+  using element = typename Out::element_type;
+  static_assert(Indices::rank() == 1 || Indices::rank() == 2, "holdfast: indices must be [pairs] or [rows, topk]");
+  static_assert(std::is_integral_v<index> && std::is_signed_v<index> && (sizeof(index) == 4 || sizeof(index) == 8),
+                "holdfast: indices must be 32-bit or 64-bit signed integers");
+  static_assert(Out::rank() == 2, "holdfast: the output of a gather must be [pairs, 512]");
+  static_assert(!std::is_const_v<element>, "holdfast: the view written to must not be const");
+  static_assert(holds_e4m3<element> && sizeof(element) == 1, "holdfast: a gather writes e4m3 values (or plain bytes)");
+  static_assert(Indices::is_always_strided() && Out::is_always_strided(), "holdfast: views must have a strided layout");
+  static_assert(
+      std::is_pointer_v<typename Indices::data_handle_type> && std::is_pointer_v<typename Out::data_handle_type>,
+      "holdfast: views must be of plain memory, with a pointer for a data handle");
+}
+
+inline void refuse_null(const char* name, const row_pool& pool, std::int64_t pairs) {
+  if (pool.data == nullptr && pool.rows > 0 && pairs > 0)
+    refuse_gather(std::string("the pool of ") + name + " is null, but has " + std::to_string(pool.rows) + " rows");
+}
+
+template <class Indices, class Out, class Run>
+void with_gather(const fp8_rows& source, const Indices& indices, const Out& out,
+                 const gather_options<index_of<Indices>>& options, const Run& run) {
+  check_gather_types<Indices, Out>();
+  const pool_rows pool = plan_pool("data", source.data, fp8_row::bytes);
+  const auto to =
+      plan_gather<index_of<Indices>>(index_side_of(indices), output_side_of(out), options, source.data, source.table);
+  refuse_null("data", source.data, to.pairs.pairs);
+  with_fp8_gather(to, pool, run);
+}
+
+template <std::int32_t Residual, class Indices, class Out, class Run>
+void with_gather(const nvfp4_rows<Residual>& source, const Indices& indices, const Out& out,
+                 const gather_options<index_of<Indices>>& options, const Run& run) {
+  check_gather_types<Indices, Out>();
+  const pool_rows data = plan_pool("data", source.data, nvfp4_row<Residual>::data_bytes);
+  const pool_rows scales = plan_pool("scales", source.scales, nvfp4_row<Residual>::scale_bytes);
+  if (source.data.rows != source.scales.rows)
+    refuse_gather("the pool of data has " + std::to_string(source.data.rows) + " rows, that of scales " +
+                  std::to_string(source.scales.rows));
+  const auto to =
+      plan_gather<index_of<Indices>>(index_side_of(indices), output_side_of(out), options, source.data, source.table);
+  refuse_null("data", source.data, to.pairs.pairs);
+  refuse_null("scales", source.scales, to.pairs.pairs);
+  with_nvfp4_gather<Residual>(to, data, scales, source.global_scale, source.global_scale_at, run);
+}
+
+template <class Source>
+inline constexpr bool is_row_source = std::same_as<Source, fp8_rows>;
+template <std::int32_t Residual>
+inline constexpr bool is_row_source<nvfp4_rows<Residual>> = true;
+
+}  // namespace detail
+
+/// What can be gathered from: `fp8_rows`, `nvfp4_rows<0>`, `nvfp4_rows<64>`.
+template <class Source>
+concept row_source = detail::is_row_source<Source>;
+
+/// Writes the row of each index, and the tail, in stream order, as one kernel; none when there are no pairs and no tail.
+///
+/// `indices`: an mdspan of int32 or int64, [pairs] (one row) or [rows, topk], any strides. `out`: an mdspan [pairs, 512]
+/// of `holds_e4m3` elements that lie side by side; its address and row stride are multiples of 16 bytes. Its `tail_rows`
+/// further rows are memory of the caller's, which the view need not show (and must not count). All memory must stay until
+/// the stream, or every launch of the graph that it captures, is through with it; plain views pin nothing. What is
+/// written must not overlap what is read: that is not checked.
+///
+/// Throws logic_error, and launches nothing, for: extents or counts that are negative or do not fit each other, rows that
+/// overlap, null data that should hold rows, an `out` that is not aligned, a table without pages (or the reverse), data and
+/// scales with different numbers of rows, a remap that is the indices or whose type cannot number the rows, and offsets
+/// beyond 2^63 - 1 bytes.
+template <row_source Source, detail::mdspan_like Indices, detail::mdspan_like Out>
+void gather_rows(host::stream_ref stream, const Source& source, const Indices& indices, const Out& out,
+                 const gather_options<detail::index_of<Indices>>& options = {}) {
+  detail::with_gather(source, indices, out, options, [&]<std::int32_t Rows>(const auto& gather) {
+    const host_device::relaxed_scope relaxed;  // a launch beside somebody's capture would break it
+    stream.run([gather] { detail::run_gather_on_host<Rows>(gather); });
+  });
+}
+
+}  // namespace holdfast::HOLDFAST_ABI
