@@ -257,9 +257,8 @@ findings run_engine(const model<Device>& m, const holdfast::any_resource<Device>
 
   const auto step = [&](std::int64_t rows, std::int64_t layer) {
     // [step]
-    const auto kv = allocator->acquire(m.stream(), rows);                             // capturing or not
-    holdfast::gather_rows(m.stream(), m.cache(), m.indices(rows, layer), kv.view());  // or any producer of yours
-    m.attend_too_far(kv.data(), rows, layer);                                         // reads 128 rows too far
+    const auto kv = holdfast::gather_rows(m.stream(), m.cache(), m.indices(rows, layer), *allocator);
+    m.attend_too_far(kv.data(), rows, layer);  // reads 128 rows too far
     // [/step]
   };
 

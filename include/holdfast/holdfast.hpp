@@ -7,6 +7,7 @@
 #include <holdfast/device/device.hpp>
 #include <holdfast/device/host.hpp>
 #include <holdfast/error.hpp>
+#include <holdfast/kernel/gather_rows.hpp>
 #include <holdfast/kernel/pad_queries.hpp>
 #include <holdfast/kernel/row_op.hpp>
 #include <holdfast/kernel/unpad_output.hpp>
@@ -18,6 +19,7 @@
 #include <holdfast/resource/default.hpp>
 #include <holdfast/resource/malloc.hpp>
 #include <holdfast/resource/tail_padded.hpp>
+#include <holdfast/row_format.hpp>
 #include <holdfast/tail_padded_allocator.hpp>
 #include <holdfast/version.hpp>
 #include <holdfast/view.hpp>

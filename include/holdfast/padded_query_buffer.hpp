@@ -80,8 +80,8 @@ enum class growth : unsigned char {
 struct buffer_options {
   std::string name = "padded_query_buffer";  ///< for errors
   holdfast::growth growth = holdfast::growth::retire;
-  bool strict = false;           ///< only reserve() allocates; acquire() beyond it is a logic_error
-  std::size_t alignment = 1024;  ///< of row 0, bytes, a power of two
+  bool strict = false;          ///< only reserve() allocates; acquire() beyond it is a logic_error
+  std::size_t alignment = 256;  ///< of row 0, bytes, a power of two
 
   friend bool operator==(const buffer_options&, const buffer_options&) = default;
 };

@@ -334,9 +334,9 @@ TYPED_TEST_P(GatherOf, WritesTheRowOfEachIndexAndNothingElse) {
 
 TYPED_TEST_P(GatherOf, ManyRowsAreGatheredSeveralAWarp) {
   using index = typename TestFixture::its_index;
-  const typename TestFixture::its_pool pool(this->world(), 61);
-  for (const std::int64_t extra : {0, 1, 5, 8}) {
-    SCOPED_TRACE(extra);
+  for (const std::int64_t extra : {0, 1, 4, 5, 8}) {
+    SCOPED_TRACE(extra);  // and bytes off an aligned address: loads of every width
+    const typename TestFixture::its_pool pool(this->world(), 61, 1, {.shift = extra}, {.shift = 8 - extra});
     const std::int64_t pairs = holdfast::detail::most_rows_of_small_gathers + extra;
     this->expect_gather(pool, 1, random_indices<index>(pairs, 61, 3), 2 * extra);
   }

@@ -17,4 +17,24 @@ HOLDFAST_HIDDEN void gather_rows(cudaStream_t stream, const Source& source, cons
                       [&]<std::int32_t Rows>(const auto& gather) { detail::launch_gather<Rows>(stream, gather); });
 }
 
+template <row_source Source, detail::mdspan_like Indices, class T>
+HOLDFAST_HIDDEN void gather_rows(cudaStream_t stream, const Source& source, const Indices& indices,
+                                 const scratch<T, cuda_device>& rows,
+                                 const gather_options<detail::index_of<Indices>>& options = {}) {
+  detail::check_scratch(rows, options.tail_rows);
+  detail::with_gather(source, indices, rows.view(), options, [&]<std::int32_t Rows>(const auto& gather) {
+    rows.pin(stream);
+    detail::launch_gather<Rows>(stream, gather);
+  });
+}
+
+template <row_source Source, detail::mdspan_like Indices, class T>
+[[nodiscard]] HOLDFAST_HIDDEN scratch<T, cuda_device> gather_rows(
+    cudaStream_t stream, const Source& source, const Indices& indices, tail_padded_allocator<T, cuda_device>& allocator,
+    const gather_options<detail::index_of<Indices>>& options = {}) {
+  return detail::gather_into(stream, indices, allocator, options, [&](const auto& out, const auto& with_tail) {
+    gather_rows(stream, source, indices, out, with_tail);
+  });
+}
+
 }  // namespace holdfast::HOLDFAST_ABI

@@ -3,7 +3,11 @@
 //
 //   const holdfast::nvfp4_rows<> pool{.data = {.data = kv, .rows = rows}, .scales = {.data = kv_scales, .rows = rows},
 //                                     .global_scale = 100.0f / (448 * 6)};
-//   holdfast::gather_rows(stream, pool, indices, scratch, {.tail_rows = 128});     // indices: [rows, topk], int32
+//   auto kv = holdfast::gather_rows(stream, pool, indices, allocator);     // indices: [rows, topk], int32
+//
+//   auto kv = allocator.acquire(stream, rows * topk);                      // in two steps: the tail costs a memset
+//   holdfast::gather_rows(stream, pool, indices, kv);
+//   holdfast::gather_rows(stream, pool, indices, view, {.tail_rows = 128});          // or into any memory
 //
 // Pair p, counted row by row, is written to row p of `out`. An index is valid iff 0 <= index < pool rows (with a block
 // table: iff its page is in the table, and the row that comes out is in the pool). An invalid one reads nothing at all
@@ -34,6 +38,7 @@
 #include <holdfast/detail/kernel_gather.hpp>
 #include <holdfast/device/host.hpp>
 #include <holdfast/row_format.hpp>
+#include <holdfast/tail_padded_allocator.hpp>
 #include <holdfast/version.hpp>
 
 #include <cuda_fp8.h>
@@ -41,6 +46,7 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <type_traits>
 
 namespace holdfast::inline HOLDFAST_ABI {
@@ -186,6 +192,63 @@ void gather_rows(host::stream_ref stream, const Source& source, const Indices& i
   detail::with_gather(source, indices, out, options, [&]<std::int32_t Rows>(const auto& gather) {
     const host_device::relaxed_scope relaxed;  // a launch beside somebody's capture would break it
     stream.run([gather] { detail::run_gather_on_host<Rows>(gather); });
+  });
+}
+
+namespace detail {
+
+/// Acquires scratch for `indices` and has `gather` write it, tail included.
+template <class Indices, class T, class Device, class Options, class Gather>
+[[nodiscard]] scratch<T, Device> gather_into(typename Device::stream_type stream, const Indices& indices,
+                                             tail_padded_allocator<T, Device>& allocator, Options options,
+                                             Gather&& gather) {
+  std::int64_t pairs = 1;
+  for (std::size_t i = 0; i < Indices::rank(); ++i) {
+    if (__builtin_mul_overflow(pairs, static_cast<std::int64_t>(indices.extent(i)), &pairs)) {
+      refuse_gather("the indices are more than 2^63 - 1");
+    }
+  }
+  if (allocator.options().row_elements != fp8_row::bytes || options.tail_rows != 0) {
+    refuse_gather("rows of " + std::to_string(allocator.options().row_elements) + " elements and a tail of " +
+                  std::to_string(options.tail_rows) + " asked of an allocator; it has rows of " +
+                  std::to_string(fp8_row::bytes) + ", and knows its tail");
+  }
+  scratch<T, Device> rows = allocator.acquire_unfilled(stream, pairs);
+  options.tail_rows = allocator.options().fill == tail_fill::zero ? rows.tail_rows() : 0;
+  gather(rows.view(), options);
+  return rows;
+}
+
+template <class T, class Device>
+void check_scratch(const scratch<T, Device>& rows, std::int64_t tail_rows) {
+  if (tail_rows > rows.tail_rows()) {
+    refuse_gather("a tail of " + std::to_string(tail_rows) + " rows asked, but the scratch has " +
+                  std::to_string(rows.tail_rows()));
+  }
+}
+
+}  // namespace detail
+
+/// Into acquired scratch: its rows, and as much of its tail as `options` say (none; it was filled when it was acquired).
+/// What `stream` captures owns the memory from now on, wherever it was acquired.
+template <row_source Source, detail::mdspan_like Indices, class T>
+void gather_rows(host::stream_ref stream, const Source& source, const Indices& indices,
+                 const scratch<T, host_device>& rows, const gather_options<detail::index_of<Indices>>& options = {}) {
+  detail::check_scratch(rows, options.tail_rows);
+  detail::with_gather(source, indices, rows.view(), options, [&]<std::int32_t Rows>(const auto& gather) {
+    rows.pin(stream);
+    const host_device::relaxed_scope relaxed;
+    stream.run([gather] { detail::run_gather_on_host<Rows>(gather); });
+  });
+}
+
+/// Into scratch of `allocator`, acquired first, whose tail the same launch writes; returns it. Throws what acquire does, too.
+template <row_source Source, detail::mdspan_like Indices, class T>
+[[nodiscard]] scratch<T, host_device> gather_rows(host::stream_ref stream, const Source& source, const Indices& indices,
+                                                  tail_padded_allocator<T, host_device>& allocator,
+                                                  const gather_options<detail::index_of<Indices>>& options = {}) {
+  return detail::gather_into(stream, indices, allocator, options, [&](const auto& out, const auto& with_tail) {
+    gather_rows(stream, source, indices, out, with_tail);
   });
 }
 
