@@ -8,6 +8,7 @@
 #include <holdfast/device/host.hpp>
 #include <holdfast/error.hpp>
 #include <holdfast/kernel/gather_rows.hpp>
+#include <holdfast/kernel/gather_selected.hpp>
 #include <holdfast/kernel/pad_queries.hpp>
 #include <holdfast/kernel/row_op.hpp>
 #include <holdfast/kernel/unpad_output.hpp>

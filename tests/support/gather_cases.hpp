@@ -507,6 +507,20 @@ TYPED_TEST_P(GatherOf, BlocksOutsideThePoolAreInvalid) {
   EXPECT_TRUE(out.holds(pool, {-1, 128, 128 + 9, -1, -1, -1, -1, 0, 63, -1, -1}));
 }
 
+TYPED_TEST_P(GatherOf, BlocksMayHoldOneRow) {
+  using index = typename TestFixture::its_index;
+  using world_type = typename TestFixture::its_world;
+  auto& world = this->world();
+  typename TestFixture::its_pool pool(world, 7, 1, {.page_rows = 1}, {.page_rows = 1});
+  const device_array<world_type, std::int32_t> table(world, {6, 0, 7});
+  pool.table = {.data = table.data(), .requests = 1, .pages = 3};
+  const device_array<world_type, index> indices(world, {0, 1, 2, 3, -1, -2, int_min, int_max});
+  output<world_type> out(world, 8, 0, poisons[0]);
+  holdfast::gather_rows(world.stream(), pool.given(), flat<index>(indices.data(), 8), out.view());
+  world.synchronize();
+  EXPECT_TRUE(out.holds(pool, {6, 0, -1, -1, -1, -1, -1, -1}));
+}
+
 TYPED_TEST_P(GatherOf, RowsNameTheirRequests) {
   using index = typename TestFixture::its_index;
   using world_type = typename TestFixture::its_world;
@@ -740,8 +754,8 @@ REGISTER_TYPED_TEST_SUITE_P(GatherOf, WritesTheRowOfEachIndexAndNothingElse, Man
                             InvalidIndicesAreZeroRows, InvalidIndicesReadNothing, APoolWithoutRowsHasNoValidIndex,
                             ALeadingChunkOfInvalidIndices, DuplicatesAreEqualRowsEachTime, RowsOfNaNReachNobodyElse,
                             RowLengthsAreClamped, AllLengthsZeroIsAllZeros, ALengthOfRankOneIndicesIsThatOfTheirOnlyRow,
-                            ABlockTableTranslatesPositions, BlocksOutsideThePoolAreInvalid, RowsNameTheirRequests,
-                            PagesAreWhereTheirStrideSays, AnyAlignment, ATailIsZeroRows,
+                            ABlockTableTranslatesPositions, BlocksOutsideThePoolAreInvalid, BlocksMayHoldOneRow,
+                            RowsNameTheirRequests, PagesAreWhereTheirStrideSays, AnyAlignment, ATailIsZeroRows,
                             ATailBehindNothingIsStillWritten, NothingToWriteIsNoNode,
                             IndicesOutputAndRemapMayHaveStrides, BytesAndFrameworkStreamsAreAccepted,
                             ReplayReadsTheIndicesOfTheDay, OffsetsPass32Bits);
@@ -970,6 +984,20 @@ TYPED_TEST_P(GatherRows, RefusalsNameWhatIsWrong) {
   this->expect_refused(gather(fp8(good), far, out(8)), {"offsets of indices"});
 }
 
+TYPED_TEST_P(GatherRows, ACallBesideSomebodysCaptureLeavesItWhole) {
+  auto& world = this->world();
+  pool_of<TypeParam, fp8_format> pool(world, 7);
+  const device_array<TypeParam, std::int32_t> indices(world, {6, 0});
+  output<TypeParam> out(world, 2, 0, poisons[0]);
+  TypeParam somebody;
+  const auto recorded = somebody.record([&] {  // in the global mode, which forbids unsafe calls to everybody
+    holdfast::gather_rows(world.stream(), pool.given(), flat<std::int32_t>(indices.data(), 2), out.view());
+  });
+  EXPECT_EQ(recorded.nodes(), 0u);
+  world.synchronize();
+  EXPECT_TRUE(out.holds(pool, {6, 0}));
+}
+
 TYPED_TEST_P(GatherRows, CallsRunOnTheStreamsDevice) {
   if (TypeParam::devices() < 2) GTEST_SKIP() << "one GPU only";
   const int current = TypeParam::current_device();
@@ -986,6 +1014,7 @@ TYPED_TEST_P(GatherRows, CallsRunOnTheStreamsDevice) {
 REGISTER_TYPED_TEST_SUITE_P(GatherRows, EveryScaleWithEveryNibbleIsExact, ResidualsAddTwoExactProducts,
                             SignsOfZeroAndNaNAreAsSpecified, ZerosAndExtremeScalesStayFinite,
                             ABrokenGlobalScaleLeavesInvalidRowsZero, AGlobalScaleInDeviceMemoryIsReadWhenItRuns,
-                            OutputsThatArriveUnalignedAreRefused, RefusalsNameWhatIsWrong, CallsRunOnTheStreamsDevice);
+                            OutputsThatArriveUnalignedAreRefused, RefusalsNameWhatIsWrong,
+                            ACallBesideSomebodysCaptureLeavesItWhole, CallsRunOnTheStreamsDevice);
 
 }  // namespace gather_test

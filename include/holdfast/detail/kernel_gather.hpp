@@ -1,8 +1,9 @@
-// What is under gather_rows: its checks, which pool row each pair names, and the row operations.
+// What is under gather_rows: its checks, which pool row each pair names, and how rows are moved.
 //
-// `plan_gather` checks and decides on the host. `gathered_pairs` turns a pair into a flat pool row or -1, and is the only
-// place that judges indices; `pool_rows` turns a flat row into an address, and is asked for valid rows only. A packet is
-// always 16 values of the output row; what is narrower, where a pool's addresses ask for it, is the loads behind it.
+// `plan_gather` checks and decides on the host. `gathered_pairs` turns a pair into a flat pool row, or a negative number,
+// and is the only place that judges indices; `pool_rows` turns a flat row into an address, and is asked for valid rows
+// only. A packet is always 16 values of the output row; what is narrower, where a pool's addresses ask for it, is the
+// loads behind it.
 //
 // A gather is no row operation (kernel/row_op.hpp): there, every lane would find its row by itself, and finding one
 // (index, length, block table, two pools' pages) takes more instructions than moving a packet. Here, a lane finds a whole
@@ -79,14 +80,14 @@ struct gathered_pairs {
     return {row, pair - row * by_topk.divisor};
   }
 
-  /// -1 when the pair names no row of the pool, or is a row of the tail.
+  /// Negative when the pair names no row of the pool, or is a row of the tail.
   [[nodiscard]] HOLDFAST_HOST_DEVICE std::int64_t find(std::int64_t pair) const {
     if (pair >= pairs) return -1;
     const place at = place_of(pair);
     if (row_lengths != nullptr && at.column >= row_lengths[at.row]) return -1;
     const auto index = static_cast<std::int64_t>(indices[at.row * row_stride + at.column * column_stride]);
     const std::int64_t row = table == nullptr ? index : translate(at.row, index);
-    return row >= 0 && row < pool_rows ? row : -1;
+    return row < pool_rows ? row : -1;
   }
 
   HOLDFAST_HOST_DEVICE void report(std::int64_t pair, bool valid) const {
@@ -96,7 +97,7 @@ struct gathered_pairs {
   }
 
  private:
-  /// The flat row of a position in the request of a row; -1 where the table has no page for it.
+  /// The flat row of a position in the request of a row; negative where the table has no page for it.
   [[nodiscard]] HOLDFAST_HOST_DEVICE std::int64_t translate(std::int64_t row, std::int64_t position) const {
     if (position < 0) return -1;
     const auto page = static_cast<std::int64_t>(by_page.quotient(static_cast<std::uint64_t>(position)));
@@ -104,7 +105,7 @@ struct gathered_pairs {
     const std::int64_t request = row_requests == nullptr ? row : row_requests[row];
     if (request < 0 || request >= table_requests) return -1;
     const std::int64_t block = table[request * table_stride + page];
-    return block < 0 ? -1 : block * by_page.divisor + (position - page * by_page.divisor);
+    return block * by_page.divisor + (position - page * by_page.divisor);  // of a negative block: negative
   }
 };
 
