@@ -57,7 +57,9 @@ class plugin {
 void make(const plugin& from, holdfast::host_device device) { from->make(device); }
 [[maybe_unused]] void make(const plugin& from, holdfast::cuda_device device) { from->make_cuda(device); }
 const void* acquire(const plugin& from, holdfast::host::stream_ref s, long rows) { return from->acquire(s, rows); }
-[[maybe_unused]] const void* acquire(const plugin& from, cudaStream_t s, long rows) { return from->acquire_cuda(s, rows); }
+[[maybe_unused]] const void* acquire(const plugin& from, cudaStream_t s, long rows) {
+  return from->acquire_cuda(s, rows);
+}
 
 template <class Device>
 class shared_objects : public support::device_test<Device> {};
