@@ -122,6 +122,9 @@ class padded_head_vector {
     if (capture.state == capture_state::active) {
       block_->pin(capture);
     }
+    if (Device::thread_bound(stream)) {  // one event stands for those before it, which would pile up
+      block_->begin_use(stream, capture.id);
+    }
     return {detail::block_use<Device>{block_, stream, capture.id}, static_cast<const T*>(block_->data())};
   }
 

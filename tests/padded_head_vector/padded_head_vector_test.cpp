@@ -5,6 +5,8 @@
 
 #include <gtest/gtest.h>
 
+#include <malloc.h>
+
 #include <limits>
 #include <utility>
 #include <vector>
@@ -107,6 +109,22 @@ TEST(padded_head_vector_host, is_freed_after_the_work_of_a_per_thread_stream) {
     holdfast::host::device_synchronize();
     ASSERT_EQ(sum, 1.0F);
   }
+}
+
+TEST(padded_head_vector_host, does_not_pile_up_the_uses_of_a_per_thread_stream) {
+  using holdfast::host_device;
+  const auto mine = holdfast::host::per_thread_stream();
+  holdfast::padded_head_vector<float, host_device> sink{holdfast::malloc_resource<host_device>{host_device{}},
+                                                        {.heads = 3, .padded_heads = 8, .fill = 1.0F}};
+  const auto bytes_after = [&](int uses) {  // of host memory
+    for (int i = 0; i < uses; ++i) {
+      static_cast<void>(sink.acquire(mine));
+    }
+    holdfast::host::device_synchronize();
+    return mallinfo2().uordblks;
+  };
+  const auto few = bytes_after(10);
+  EXPECT_LT(bytes_after(2000), few + 2000 * 16);  // an event takes more
 }
 
 TYPED_TEST(padded_head_vector, moves) {
