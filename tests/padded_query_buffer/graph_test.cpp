@@ -116,6 +116,14 @@ class graphs_over_a_buffer : public support::device_test<typename Entry::device>
     return ::testing::AssertionSuccess();
   }
 
+  /// Whatever of the graph's memory can be had has been taken and overwritten, and the graph is still right.
+  void expect_right_under_a_tenant(typename drive::exec& exec, const step_type& s) {
+    flush();
+    tenant_moves_in();
+    EXPECT_TRUE(replays_right(exec, s));
+    tenant_moves_out();
+  }
+
   bool everything_is_back() {
     return support::eventually([this] {
       holdfast::collect(device{});
@@ -137,10 +145,7 @@ TYPED_TEST(graphs_over_a_buffer, stay_right_when_the_buffer_grows) {
   auto graph = this->capture(step);
   auto exec = TestFixture::drive::instantiate(graph);
   this->buffer->reserve(64);
-  this->flush();
-  this->tenant_moves_in();
-  EXPECT_TRUE(this->replays_right(exec, step));
-  this->tenant_moves_out();
+  this->expect_right_under_a_tenant(exec, step);
 }
 
 TYPED_TEST(graphs_over_a_buffer, stay_right_when_more_rows_are_acquired_eagerly) {
@@ -160,10 +165,7 @@ TYPED_TEST(graphs_over_a_buffer, stay_right_when_the_buffer_is_destroyed_and_the
   graph.reset();
   this->buffer.reset();
   holdfast::collect(typename TestFixture::device{});
-  this->flush();
-  this->tenant_moves_in();
-  EXPECT_TRUE(this->replays_right(exec, step));
-  this->tenant_moves_out();
+  this->expect_right_under_a_tenant(exec, step);
   EXPECT_GT(this->bytes->live_bytes(), 0U);
 }
 
@@ -232,10 +234,7 @@ TYPED_TEST(graphs_over_a_buffer, cloned_stay_right_without_the_original) {
   graph.reset();
   this->buffer.reset();
   auto exec = TestFixture::drive::instantiate(clone);
-  this->flush();
-  this->tenant_moves_in();
-  EXPECT_TRUE(this->replays_right(exec, step));
-  this->tenant_moves_out();
+  this->expect_right_under_a_tenant(exec, step);
 }
 
 TYPED_TEST(graphs_over_a_buffer, made_children_of_another_stay_right_without_the_original) {
@@ -246,10 +245,7 @@ TYPED_TEST(graphs_over_a_buffer, made_children_of_another_stay_right_without_the
   graph.reset();
   this->buffer.reset();
   auto exec = TestFixture::drive::instantiate(parent);
-  this->flush();
-  this->tenant_moves_in();
-  EXPECT_TRUE(this->replays_right(exec, step));
-  this->tenant_moves_out();
+  this->expect_right_under_a_tenant(exec, step);
 }
 
 TYPED_TEST(graphs_over_a_buffer, that_an_executable_was_updated_to_replace_the_old_one) {
@@ -268,10 +264,7 @@ TYPED_TEST(graphs_over_a_buffer, that_an_executable_was_updated_to_replace_the_o
     return !this->bytes->is_live(old_block);
   })) << "the update released what the executable had";
   this->buffer.reset();
-  this->flush();
-  this->tenant_moves_in();
-  EXPECT_TRUE(this->replays_right(exec, new_step));
-  this->tenant_moves_out();
+  this->expect_right_under_a_tenant(exec, new_step);
 }
 
 TYPED_TEST(graphs_over_a_buffer, captured_on_a_forked_stream_stay_right) {
@@ -286,10 +279,7 @@ TYPED_TEST(graphs_over_a_buffer, captured_on_a_forked_stream_stay_right) {
   ASSERT_TRUE(graph);
   auto exec = driver::instantiate(graph);
   this->buffer.reset();
-  this->flush();
-  this->tenant_moves_in();
-  EXPECT_TRUE(this->replays_right(exec, step));
-  this->tenant_moves_out();
+  this->expect_right_under_a_tenant(exec, step);
 }
 
 TYPED_TEST(graphs_over_a_buffer, captured_into_a_conditional_body_stay_right) {
@@ -303,10 +293,7 @@ TYPED_TEST(graphs_over_a_buffer, captured_into_a_conditional_body_stay_right) {
   auto exec = driver::instantiate(graph);
   graph.reset();
   this->buffer.reset();
-  this->flush();
-  this->tenant_moves_in();
-  EXPECT_TRUE(this->replays_right(exec, step));
-  this->tenant_moves_out();
+  this->expect_right_under_a_tenant(exec, step);
   exec.reset();
   EXPECT_TRUE(this->everything_is_back());
 }
@@ -321,10 +308,7 @@ TYPED_TEST(graphs_over_a_buffer, captured_to_an_existing_graph_stay_right) {
   auto exec = driver::instantiate(graph);
   graph.reset();
   this->buffer.reset();
-  this->flush();
-  this->tenant_moves_in();
-  EXPECT_TRUE(this->replays_right(exec, step));
-  this->tenant_moves_out();
+  this->expect_right_under_a_tenant(exec, step);
 }
 
 TYPED_TEST(graphs_over_a_buffer, two_of_one_step_with_eager_work_between_stay_right) {
@@ -365,10 +349,7 @@ TYPED_TEST(graphs_over_a_buffer, pinned_as_graphs_stay_right) {
   rows.release();
   auto exec = driver::instantiate(graph);
   this->buffer.reset();
-  this->flush();
-  this->tenant_moves_in();
-  EXPECT_TRUE(this->replays_right(exec, step));
-  this->tenant_moves_out();
+  this->expect_right_under_a_tenant(exec, step);
 }
 
 TYPED_TEST(graphs_over_a_buffer, pinned_through_the_buffer_stay_right) {
@@ -383,10 +364,7 @@ TYPED_TEST(graphs_over_a_buffer, pinned_through_the_buffer_stay_right) {
   rows.release();
   auto exec = driver::instantiate(graph);
   this->buffer.reset();
-  this->flush();
-  this->tenant_moves_in();
-  EXPECT_TRUE(this->replays_right(exec, step));
-  this->tenant_moves_out();
+  this->expect_right_under_a_tenant(exec, step);
 }
 
 TYPED_TEST(graphs_over_a_buffer, of_a_recycled_stream_handle_each_own_the_block) {
