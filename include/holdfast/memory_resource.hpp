@@ -23,6 +23,8 @@
 #include <concepts>
 #include <cstddef>
 #include <memory>
+#include <optional>
+#include <string>
 #include <type_traits>
 #include <typeinfo>
 #include <utility>
@@ -56,6 +58,16 @@ template <class R>
 concept extensible_resource = memory_resource<R> &&
     requires(R r, typename R::stream_type stream, void* p, std::size_t bytes) {
   { r.extend(stream, p, bytes, bytes) } -> std::same_as<bool>;
+};
+
+/// `decommit(stream, p, bytes)` gives the physical memory of an allocation back to the device, once the work queued on
+/// `stream` is done; nothing may use it until `recommit(stream, p, bytes)` has put fresh memory at the same addresses,
+/// whose contents are unspecified. Both throw device_error, recommit out_of_memory; nothing changed then.
+template <class R>
+concept suspendable_resource = memory_resource<R> &&
+    requires(R r, typename R::stream_type stream, void* p, std::size_t bytes) {
+  r.decommit(stream, p, bytes);
+  r.recommit(stream, p, bytes);
 };
 
 /// Any resource of a device: an owning, copyable handle. Copies are equal, share one resource, and cost a reference
@@ -106,6 +118,22 @@ class any_resource {
     return self_->extend(stream, p, old_bytes, new_bytes);
   }
 
+  /// Whether `decommit` and `recommit` can be called: a logic_error otherwise.
+  [[nodiscard]] bool suspendable() const noexcept { return self_->suspendable(); }
+  void decommit(stream_type stream, void* p, std::size_t bytes) { self_->decommit(stream, p, bytes); }
+  void recommit(stream_type stream, void* p, std::size_t bytes) { self_->recommit(stream, p, bytes); }
+
+  /// The resource for memory that stays: buffers and arenas take theirs from it. A resource that keeps another one for
+  /// that says so by a `persistent()` of its own; else this is the same resource.
+  [[nodiscard]] any_resource persistent() const {
+    std::optional<any_resource> other = self_->persistent();
+    return other ? *std::move(other) : *this;
+  }
+
+  /// Whether readable tails are left out of what is asked of the resource (`omits_tails()`, if it has that), so that it
+  /// finds those who rely on them.
+  [[nodiscard]] bool omits_tails() const noexcept { return self_->omits_tails(); }
+
   [[nodiscard]] Device device() const noexcept { return self_->device; }
 
   /// What the resource calls itself in errors ("async_resource"), or "resource".
@@ -128,6 +156,11 @@ class any_resource {
     virtual void deallocate(stream_type, void*, std::size_t, std::size_t) noexcept = 0;
     virtual bool extend(stream_type, void*, std::size_t, std::size_t) = 0;
     [[nodiscard]] virtual bool extensible() const noexcept = 0;
+    virtual void decommit(stream_type, void*, std::size_t) = 0;
+    virtual void recommit(stream_type, void*, std::size_t) = 0;
+    [[nodiscard]] virtual bool suspendable() const noexcept = 0;
+    [[nodiscard]] virtual bool omits_tails() const noexcept = 0;
+    [[nodiscard]] virtual std::optional<any_resource> persistent() const = 0;
     [[nodiscard]] virtual const char* name() const noexcept = 0;
     [[nodiscard]] virtual bool equal(const base&) const = 0;
 
@@ -171,6 +204,47 @@ class any_resource {
     }
 
     [[nodiscard]] bool extensible() const noexcept override { return extensible_resource<R>; }
+
+    void decommit(stream_type stream, void* p, std::size_t bytes) override {
+      suspending([&](auto& suspendable) { suspendable.decommit(stream, p, bytes); });
+    }
+
+    void recommit(stream_type stream, void* p, std::size_t bytes) override {
+      suspending([&](auto& suspendable) { suspendable.recommit(stream, p, bytes); });
+    }
+
+    template <class Call>
+    void suspending(const Call& call) {
+      if constexpr (suspendable_resource<R>) {
+        const typename Device::relaxed_scope relaxed;
+        const typename Device::current_scope current{this->device};
+        call(resource);
+      } else {
+        throw logic_error{std::string{name()} + ": its memory cannot be given back while its addresses stay"};
+      }
+    }
+
+    [[nodiscard]] bool suspendable() const noexcept override { return suspendable_resource<R>; }
+
+    [[nodiscard]] std::optional<any_resource> persistent() const override {
+      if constexpr (requires {
+                      { resource.persistent() } -> std::same_as<any_resource>;
+                    }) {
+        return resource.persistent();
+      } else {
+        return std::nullopt;
+      }
+    }
+
+    [[nodiscard]] bool omits_tails() const noexcept override {
+      if constexpr (requires {
+                      { resource.omits_tails() } -> std::convertible_to<bool>;
+                    }) {
+        return resource.omits_tails();
+      } else {
+        return false;
+      }
+    }
 
     [[nodiscard]] const char* name() const noexcept override {
       if constexpr (requires {

@@ -95,7 +95,7 @@ inline memory_info host_device::memory() const {
   return {host::detail::free_bytes(d), d.memory_size};
 }
 
-inline std::size_t host_device::granularity() const { return host::detail::page_size(); }
+inline std::size_t host_device::granularity(const physical_options&) const { return host::detail::page_size(); }
 
 inline void* host_device::reserve(std::size_t bytes, std::size_t alignment) const {
   using namespace host::detail;
@@ -141,10 +141,13 @@ inline void host_device::unreserve(void* p, std::size_t bytes) const {
   reg.reservations.erase(reservation);
 }
 
-inline host_device::physical_type host_device::create(std::size_t bytes) const {
+inline host_device::physical_type host_device::create(std::size_t bytes, const physical_options& options) const {
   using namespace host::detail;
   check_phase("create", true);
   check_bytes("create", bytes);
+  if (options.sharing != sharing::none) {
+    throw logic_error("create: a host device's memory cannot be shared with other processes");
+  }
   registry& reg = shared_registry();
   const std::lock_guard lock(reg.mutex);
   device_state& d = device_at(reg, ordinal);
@@ -180,7 +183,7 @@ inline void host_device::destroy(physical_type memory) const {
   free_if_unused(reg, found);
 }
 
-inline void host_device::map(void* p, std::size_t bytes, physical_type memory, access allowed) const {
+inline void host_device::map(void* p, std::size_t bytes, physical_type memory) const {
   using namespace host::detail;
   check_phase("map", true);
   check_range("map", p, bytes);
@@ -201,13 +204,30 @@ inline void host_device::map(void* p, std::size_t bytes, physical_type memory, a
       next != reg.mappings.begin() && std::prev(next)->first + std::prev(next)->second.bytes > address(p);
   if (meets_next || meets_former) fail(host::status::invalid_value, "map: something is mapped there already");
   const auto entry = reg.mappings.emplace_hint(next, address(p), mapping{bytes, found->first});
-  if (::mmap(p, bytes, allowed == access::read ? PROT_READ : PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED,
-             reg.memory_file, found->second.offset) == MAP_FAILED) {
+  if (::mmap(p, bytes, PROT_NONE, MAP_SHARED | MAP_FIXED, reg.memory_file, found->second.offset) == MAP_FAILED) {
     reg.mappings.erase(entry);
     fail_system("map");
   }
   ++found->second.mappings;
   ++reg.counts.mappings;
+}
+
+inline void host_device::allow(void* p, std::size_t bytes, access allowed) const {
+  using namespace host::detail;
+  check_phase("allow", true);
+  check_range("allow", p, bytes);
+  registry& reg = shared_registry();
+  const std::lock_guard lock(reg.mutex);
+  (void)device_at(reg, ordinal);
+  const std::uintptr_t end = address(p) + bytes;
+  std::uintptr_t mapped = address(p);  // from p up to here
+  auto m = reg.mappings.upper_bound(mapped);
+  for (m = m == reg.mappings.begin() ? m : std::prev(m); mapped < end && m != reg.mappings.end() && m->first <= mapped;
+       ++m) {
+    mapped = std::max(mapped, m->first + m->second.bytes);
+  }
+  if (mapped < end) fail(host::status::invalid_value, "allow: not all of the range is mapped");
+  if (::mprotect(p, bytes, allowed == access::read ? PROT_READ : PROT_READ | PROT_WRITE) != 0) fail_system("allow");
 }
 
 inline void host_device::unmap(void* p, std::size_t bytes) const {

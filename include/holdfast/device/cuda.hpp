@@ -82,6 +82,7 @@ struct cuda_driver {
   PFN_cuMemUnmap_v10020 unmap;
   PFN_cuMemSetAccess_v10020 set_access;
   PFN_cuMemGetAllocationGranularity_v10020 granularity;
+  PFN_cuDeviceGetAttribute_v2000 attribute;
 
   static const cuda_driver& get() {
     static const cuda_driver functions{};
@@ -98,6 +99,7 @@ struct cuda_driver {
     look_up("cuMemUnmap", 10020, unmap);
     look_up("cuMemSetAccess", 10020, set_access);
     look_up("cuMemGetAllocationGranularity", 10020, granularity);
+    look_up("cuDeviceGetAttribute", 2000, attribute);
   }
 };
 
@@ -179,6 +181,7 @@ struct cuda_device {
     }
 
     void record(cudaStream_t stream) { detail::cuda_check(cudaEventRecord(event_, stream), "cudaEventRecord"); }
+    void synchronize() const { detail::cuda_check(cudaEventSynchronize(event_), "cudaEventSynchronize"); }
     [[nodiscard]] cudaEvent_t get() const noexcept { return event_; }
 
    private:
@@ -339,8 +342,16 @@ struct cuda_device {
   }
 
   // --- virtual memory ----------------------------------------------------------------------------------------------
-  [[nodiscard]] std::size_t granularity() const {
-    const CUmemAllocationProp properties = allocation_properties();
+  [[nodiscard]] bool has_virtual_memory() const {
+    int supported = 0;
+    detail::cuda_check(detail::cuda_driver::get().attribute(
+                           &supported, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, ordinal),
+                       "cuDeviceGetAttribute");
+    return supported != 0;
+  }
+
+  [[nodiscard]] std::size_t granularity(const physical_options& options = {}) const {
+    const CUmemAllocationProp properties = allocation_properties(options);
     std::size_t bytes = 0;
     detail::cuda_check(
         detail::cuda_driver::get().granularity(&bytes, &properties, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED),
@@ -351,8 +362,11 @@ struct cuda_device {
   [[nodiscard]] void* reserve(std::size_t bytes, std::size_t alignment) const {
     const current_scope scope{*this};
     CUdeviceptr address = 0;
-    detail::cuda_check(detail::cuda_driver::get().address_reserve(&address, bytes, alignment, 0, 0),
-                       "cuMemAddressReserve");
+    const CUresult code = detail::cuda_driver::get().address_reserve(&address, bytes, alignment, 0, 0);
+    if (code == CUDA_ERROR_OUT_OF_MEMORY) {
+      throw out_of_memory{"cuda_device " + std::to_string(ordinal) + ": addresses", bytes, 0, 0};
+    }
+    detail::cuda_check(code, "cuMemAddressReserve");
     return reinterpret_cast<void*>(address);
   }
 
@@ -361,9 +375,9 @@ struct cuda_device {
                        "cuMemAddressFree");
   }
 
-  [[nodiscard]] CUmemGenericAllocationHandle create(std::size_t bytes) const {
+  [[nodiscard]] CUmemGenericAllocationHandle create(std::size_t bytes, const physical_options& options = {}) const {
     const current_scope scope{*this};
-    const CUmemAllocationProp properties = allocation_properties();
+    const CUmemAllocationProp properties = allocation_properties(options);
     CUmemGenericAllocationHandle physical = 0;
     const CUresult code = detail::cuda_driver::get().create(&physical, bytes, &properties, 0);
     if (code == CUDA_ERROR_OUT_OF_MEMORY) {
@@ -377,19 +391,20 @@ struct cuda_device {
     detail::cuda_check(detail::cuda_driver::get().release(physical), "cuMemRelease");
   }
 
-  void map(void* address, std::size_t bytes, CUmemGenericAllocationHandle physical, access allowed) const {
+  void map(void* address, std::size_t bytes, CUmemGenericAllocationHandle physical) const {
     const current_scope scope{*this};
-    const detail::cuda_driver& driver = detail::cuda_driver::get();
-    const CUdeviceptr start = reinterpret_cast<CUdeviceptr>(address);
-    detail::cuda_check(driver.map(start, bytes, 0, physical, 0), "cuMemMap");
+    detail::cuda_check(detail::cuda_driver::get().map(reinterpret_cast<CUdeviceptr>(address), bytes, 0, physical, 0),
+                       "cuMemMap");
+  }
+
+  void allow(void* address, std::size_t bytes, access allowed) const {
+    const current_scope scope{*this};
     CUmemAccessDesc description{};
     description.location = {CU_MEM_LOCATION_TYPE_DEVICE, ordinal};
     description.flags = allowed == access::read ? CU_MEM_ACCESS_FLAGS_PROT_READ : CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-    const CUresult code = driver.set_access(start, bytes, &description, 1);
-    if (code != CUDA_SUCCESS) {
-      static_cast<void>(driver.unmap(start, bytes));
-      detail::cuda_check(code, "cuMemSetAccess");
-    }
+    detail::cuda_check(
+        detail::cuda_driver::get().set_access(reinterpret_cast<CUdeviceptr>(address), bytes, &description, 1),
+        "cuMemSetAccess");
   }
 
   void unmap(void* address, std::size_t bytes) const {
@@ -413,10 +428,16 @@ struct cuda_device {
     return next;
   }
 
-  [[nodiscard]] CUmemAllocationProp allocation_properties() const {
+  [[nodiscard]] CUmemAllocationProp allocation_properties(const physical_options& options) const {
     CUmemAllocationProp properties{};
     properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
     properties.location = {CU_MEM_LOCATION_TYPE_DEVICE, ordinal};
+    properties.requestedHandleTypes = options.sharing == sharing::fabric ? CU_MEM_HANDLE_TYPE_FABRIC
+                                      : options.sharing == sharing::file_descriptor
+                                          ? CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+                                          : CU_MEM_HANDLE_TYPE_NONE;
+    properties.allocFlags.compressionType =
+        options.compressible ? CU_MEM_ALLOCATION_COMP_GENERIC : CU_MEM_ALLOCATION_COMP_NONE;
     return properties;
   }
 };

@@ -54,6 +54,17 @@ struct memory_info {
 /// What a virtual mapping allows.
 enum class access : unsigned char { read, read_write };
 
+/// Who else may import physical memory, and as what kind of handle.
+enum class sharing : unsigned char { none, file_descriptor, fabric };
+
+/// How physical memory is made. A device that cannot share memory so refuses; compression is only a wish.
+struct physical_options {
+  holdfast::sharing sharing = holdfast::sharing::none;
+  bool compressible = false;
+
+  friend bool operator==(const physical_options&, const physical_options&) = default;
+};
+
 // clang-format off
 template <class D>
 concept device =
@@ -62,7 +73,7 @@ concept device =
     std::constructible_from<typename D::relaxed_scope> && std::constructible_from<typename D::current_scope, D> &&
     requires(const D d, typename D::stream_type s, typename D::graph_type g, typename D::event e, void* p,
              const void* cp, std::size_t n, typename D::physical_type m,
-             const std::vector<typename D::node_type> nodes) {
+             const std::vector<typename D::node_type> nodes, const physical_options o) {
       { D::name } -> std::convertible_to<const char*>;
       { d.ordinal } -> std::convertible_to<int>;
 
@@ -85,6 +96,7 @@ concept device =
       // --- events ----------------------------------------------------------------------------------------------
       e.record(s);    // all work queued on s so far (a captured event, when s captures)
       D::wait(s, e);  // work queued on s from now on waits for it (and s joins its capture, when it was captured)
+      e.synchronize();  // the host waits for what was recorded, which was not captured
 
       // --- graphs ----------------------------------------------------------------------------------------------
       // The graph owns `object` from now on: `destroy(object)` is called exactly once, after the graph, its clones,
@@ -102,13 +114,16 @@ concept device =
       { d.library_stream() } -> std::same_as<typename D::stream_type>;
       { d.memory() } -> std::same_as<memory_info>;
 
-      // --- virtual memory: sizes and offsets are multiples of granularity() --------------------------------------
-      { d.granularity() } -> std::same_as<std::size_t>;
-      { d.reserve(n, n) } -> std::same_as<void*>;  // (bytes, alignment: a power of two, or 0): addresses, nothing mapped
+      // --- virtual memory: sizes and offsets are multiples of granularity(). Safe anywhere ------------------------
+      { d.has_virtual_memory() } -> std::same_as<bool>;  // if not, nothing below can be used
+      { d.granularity(o) } -> std::same_as<std::size_t>;
+      // (bytes, alignment: a power of two, or 0): addresses, nothing mapped; throws out_of_memory
+      { d.reserve(n, n) } -> std::same_as<void*>;
       d.unreserve(p, n);
-      { d.create(n) } -> std::same_as<typename D::physical_type>;  // physical memory; throws out_of_memory
-      d.destroy(m);                                                // freed once its last mapping is gone
-      d.map(p, n, m, access::read_write);  // the first n bytes of m appear at p; m can be mapped many times
+      { d.create(n, o) } -> std::same_as<typename D::physical_type>;  // physical memory; throws out_of_memory
+      d.destroy(m);                                                   // freed once its last mapping is gone
+      d.map(p, n, m);  // the first n bytes of m are at p, for nobody yet; m can be mapped many times
+      d.allow(p, n, access::read_write);  // work of device d (the memory's own or a peer) may use what is mapped there
       d.unmap(p, n);
     };
 // clang-format on

@@ -170,19 +170,26 @@ struct host_device {
 
   // --- virtual memory (safe; bytes and addresses are multiples of the granularity, else device_error{invalid_value}) --
 
+  /// Always.
+  [[nodiscard]] bool has_virtual_memory() const noexcept { return true; }
   /// The page size, in bytes.
-  [[nodiscard]] std::size_t granularity() const;
+  [[nodiscard]] std::size_t granularity(const physical_options& options = {}) const;
   /// Reserves `bytes` of addresses, aligned to `alignment` (a power of two, or 0); touching them is a SIGSEGV until
   /// something is mapped there. Throws `out_of_memory` when the address space has no such range.
   [[nodiscard]] void* reserve(std::size_t bytes, std::size_t alignment) const;
   /// Gives back exactly what one `reserve` returned. Nothing may be mapped there.
   void unreserve(void* p, std::size_t bytes) const;
-  /// `bytes` of physical memory, zeroed. Throws `out_of_memory` when the device's memory is used up.
-  [[nodiscard]] physical_type create(std::size_t bytes) const;
+  /// `bytes` of physical memory, zeroed. Throws `out_of_memory` when the device's memory is used up, `logic_error` when it
+  /// should be shared with other processes.
+  [[nodiscard]] physical_type create(std::size_t bytes, const physical_options& options = {}) const;
   /// Lets go of `memory`, which is freed once nothing maps it any more.
   void destroy(physical_type memory) const;
-  /// The first `bytes` of `memory` appear at `p`, inside a reservation. Can be done many times over.
-  void map(void* p, std::size_t bytes, physical_type memory, access allowed) const;
+  /// The first `bytes` of `memory` are at `p`, inside a reservation. Can be done many times over. Touching them is a
+  /// SIGSEGV until somebody is allowed to.
+  void map(void* p, std::size_t bytes, physical_type memory) const;
+  /// Work of this device may use the range, all of which is mapped. Another device than the memory's own is taken at its
+  /// word: one host's devices cannot be told apart.
+  void allow(void* p, std::size_t bytes, access allowed) const;
   /// Takes away every mapping in the range, which may cut none. Touching it is a SIGSEGV again.
   void unmap(void* p, std::size_t bytes) const;
 };

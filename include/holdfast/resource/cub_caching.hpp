@@ -103,7 +103,7 @@ class cub_caching_impl {
     if (!cached || cuda_device::thread_bound(stream)) {
       cuda_device::event queued{device};
       queued.record(stream);
-      cuda_check(cudaEventSynchronize(queued.get()), "cudaEventSynchronize");
+      queued.synchronize();
     }
     cuda_check(isolated([&] { return cub_.DeviceFree(device.ordinal, p); }), "cub::CachingDeviceAllocator::DeviceFree");
   }

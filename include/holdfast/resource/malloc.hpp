@@ -80,7 +80,7 @@ class malloc_impl<cuda_device> {
     }
     cuda_device::event queued{device};
     queued.record(stream);
-    cuda_check(cudaEventSynchronize(queued.get()), "cudaEventSynchronize");
+    queued.synchronize();
     cuda_check(cudaFree(p), "cudaFree");
   }
 
@@ -181,7 +181,13 @@ class malloc_impl<host_device> {
       base = static_cast<std::byte*>(device.reserve(reserved, unit));
       data = end() - size;
       try {
-        device.map(end() - mapped, mapped, memory, access::read_write);
+        device.map(end() - mapped, mapped, memory);
+        try {
+          device.allow(end() - mapped, mapped, access::read_write);
+        } catch (...) {
+          device.unmap(end() - mapped, mapped);
+          throw;
+        }
       } catch (...) {
         device.unreserve(base, reserved);
         throw;
