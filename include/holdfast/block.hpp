@@ -81,6 +81,32 @@ class block : public std::enable_shared_from_this<block<Device>> {
     return true;
   }
 
+  /// Fences the eager work that was noted down. Throws logic_error when a stream of it is capturing.
+  void prepare_to_suspend() {
+    for (use& last : uses_) {
+      if (!fence(last)) {
+        throw logic_error{"a block cannot be suspended while a stream that used it is capturing"};
+      }
+    }
+  }
+
+  /// Gives the physical memory back to the device once that work is done; the addresses stay. Graphs are the caller's to
+  /// keep quiet. Throws logic_error where the resource cannot, device_error.
+  void suspend() {
+    const typename Device::relaxed_scope relaxed;
+    const typename Device::current_scope current{device()};
+    wait_for_uses();
+    resource_.decommit(home_, data_, bytes_);
+  }
+
+  /// Fresh memory at the same addresses, then `initialise(stream, data)`, waited for. Throws out_of_memory, device_error;
+  /// it can be tried again then.
+  template <class Initialise>
+  void resume(Initialise&& initialise) {
+    resource_.recommit(home_, data_, bytes_);
+    run(std::forward<Initialise>(initialise));
+  }
+
   [[nodiscard]] void* data() const noexcept { return data_; }
   [[nodiscard]] std::size_t bytes() const noexcept { return bytes_; }
   [[nodiscard]] Device device() const noexcept { return resource_.device(); }
@@ -343,6 +369,15 @@ class block : public std::enable_shared_from_this<block<Device>> {
     }
   }
 
+  /// Work queued on home_ from now on comes after all uses, which are fenced.
+  void wait_for_uses() {
+    for (const use& last : uses_) {
+      if (last.capture == 0 && last.mark) {
+        Device::wait(home_, *last.mark);
+      }
+    }
+  }
+
   /// Gives the memory back in stream order. False: not yet (a stream that used it is capturing), or not possible.
   [[nodiscard]] bool give_back() noexcept {
     if (unfenced_) {
@@ -359,10 +394,8 @@ class block : public std::enable_shared_from_this<block<Device>> {
         if (!fence(last)) {
           return false;
         }
-        if (last.capture == 0 && last.mark) {
-          Device::wait(home_, *last.mark);
-        }
       }
+      wait_for_uses();
       resource_.deallocate(home_, data_, bytes_, alignment_);
       return true;
     } catch (...) {

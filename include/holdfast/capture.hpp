@@ -236,7 +236,7 @@ class lane {
     explicit state(any_resource<Device> r)
         : resource(std::move(r)),
           arena(std::make_shared<detail::capture_arena<Device>>(
-              resource,
+              resource.persistent(),
               std::make_shared<byte_counts>(detail::release_queue<Device>::instance().total(resource.device())))) {}
     any_resource<Device> resource;
     std::shared_ptr<detail::capture_arena<Device>> arena;  // handles keep it, too

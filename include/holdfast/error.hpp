@@ -4,6 +4,7 @@
 //   logic_error       a broken precondition (a negative extent, an implicit or invalidated capture, ...)
 //   captured_growth   growth refused because live graphs hold the block (growth::refuse)
 //   in_use            a second handle where only one may live
+//   suspended         memory asked of a buffer that gave its own back to the device
 //   out_of_memory     bytes asked, held by us, and free on the device
 //   device_error      a device call failed; its code is kept
 //
@@ -28,6 +29,10 @@ struct captured_growth : logic_error {
 };
 
 struct in_use : logic_error {
+  using logic_error::logic_error;
+};
+
+struct suspended : logic_error {
   using logic_error::logic_error;
 };
 

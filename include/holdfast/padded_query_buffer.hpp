@@ -77,6 +77,13 @@ enum class growth : unsigned char {
   refuse   ///< the same, but captured_growth is thrown while a live graph holds the block
 };
 
+/// A promise of the caller's: no graph that recorded the buffer runs, and none is launched, until it is resumed; work that
+/// raw pointers or views were given to is done.
+struct quiescent_t {
+  explicit quiescent_t() = default;
+};
+inline constexpr quiescent_t quiescent{};
+
 struct buffer_options {
   std::string name = "padded_query_buffer";  ///< for errors
   holdfast::growth growth = holdfast::growth::retire;
@@ -184,7 +191,7 @@ class padded_query_buffer {
   /// Allocates nothing yet. Throws logic_error: heads < 1, padded_heads < heads, head_dim < 1 or no multiple of 8, a row of
   /// more than 2^63 - 1 bytes, an alignment that is no power of two.
   padded_query_buffer(any_resource<Device> resource, const query_shape& shape, buffer_options options = {})
-      : resource_(std::move(resource)),
+      : resource_(resource.persistent()),
         shape_(shape),
         options_(std::move(options)),
         counts_(std::make_shared<byte_counts>(detail::release_queue<Device>::instance().total(resource_.device()))) {
@@ -221,10 +228,10 @@ class padded_query_buffer {
   ///
   /// Stream order: work queued by earlier handles on other streams is waited for, when both are eager or both in one
   /// capture. Throws logic_error (rows < 0, too many bytes, strict, an implicit or invalidated capture, a stream of
-  /// another device, contents_lost), captured_growth, out_of_memory, device_error; nothing changed then.
+  /// another device, contents_lost), suspended, captured_growth, out_of_memory, device_error; nothing changed then.
   [[nodiscard]] handle acquire(stream_type stream, std::int64_t rows) {
     const auto capture = detail::usable_capture<Device>(stream, [this] { return who(); });
-    if (rows < 0 || rows > capacity_ || contents_lost_) [[unlikely]] {
+    if (rows < 0 || rows > capacity_ || state_ != contents::good) [[unlikely]] {
       make_ready(stream, rows);
     }
     if (rows == 0) [[unlikely]] {
@@ -249,6 +256,7 @@ class padded_query_buffer {
 
   /// Makes room for at least `rows` rows. Call it before an engine measures what memory is left for its KV pool.
   void reserve(std::int64_t rows) {
+    refuse_suspended("reserve");
     if (rows < 0 || rows > capacity_) {
       grow(rows, rows);
     }
@@ -261,19 +269,54 @@ class padded_query_buffer {
     if (const auto capture = Device::capturing(stream); capture.state != capture_state::none) {
       throw logic_error{who() + ": padding cannot be restored on a capturing stream"};
     }
-    for (const std::weak_ptr<block<Device>>& retired : retired_) {
-      if (const auto alive = retired.lock()) {
-        restore(stream, *alive);
-      }
+    refuse_suspended("restore_padding");
+    for (const auto& alive : blocks()) {
+      restore(stream, *alive);
     }
-    if (block_ != nullptr) {
-      restore(stream, *block_);
-    }
-    contents_lost_ = false;
+    state_ = contents::good;
   }
 
   /// Says that the contents, and so the padding's zeros, are gone: acquire throws logic_error until restore_padding.
-  void contents_lost() noexcept { contents_lost_ = block_ != nullptr; }
+  void contents_lost() noexcept {
+    if (block_ != nullptr && state_ == contents::good) {
+      state_ = contents::lost;
+    }
+  }
+
+  /// Gives all the buffer's physical memory back to the device, that of blocks which only graphs still hold included;
+  /// addresses stay, and so may the graphs. Eager work of released handles is waited for. Until resume(), acquire and
+  /// reserve throw `suspended`. Suspending twice is suspending once. Throws logic_error, and nothing changed, where the
+  /// resource cannot (vmm_resource can), or where a stream that used the buffer is capturing; device_error.
+  void suspend(quiescent_t) {
+    if (!resource_.suspendable()) {
+      throw logic_error{who() + ": " + resource_.name() + " cannot give memory back under kept addresses"};
+    }
+    const auto all = blocks();
+    if (state_ == contents::suspended) {
+      return;
+    }
+    for (const auto& alive : all) {
+      alive->prepare_to_suspend();
+    }
+    state_ = contents::suspended;  // even when what follows gets only halfway: resume makes that whole
+    for (const auto& alive : all) {
+      alive->suspend();
+    }
+  }
+
+  /// Fresh memory at the same addresses, padding zeroed, real heads unspecified; everything is ready for any stream, and
+  /// graphs may replay, when this returns. No stream may be capturing over the buffer. Does nothing unless suspended.
+  /// Throws out_of_memory, device_error: the buffer is suspended then, and resume may be tried again.
+  void resume() {
+    if (state_ == contents::suspended) {
+      for (const auto& alive : blocks()) {
+        alive->resume(zero_padding(0, rows_of(*alive)));
+      }
+      state_ = contents::good;
+    }
+  }
+
+  [[nodiscard]] bool suspended() const noexcept { return state_ == contents::suspended; }
 
   /// What `stream` captures owns the buffer's memory from now on; for rows acquired before the capture began. False:
   /// `stream` is not capturing, or there is no memory yet; nothing was done.
@@ -331,7 +374,8 @@ class padded_query_buffer {
       throw logic_error{who() + ": of device " + std::to_string(resource_.device().ordinal) +
                         ", asked for on a stream of device " + std::to_string(of.ordinal)};
     }
-    if (contents_lost_) {
+    refuse_suspended(std::to_string(rows) + " rows asked");
+    if (state_ == contents::lost) {
       throw logic_error{who() + ": its contents were lost; call restore_padding first"};
     }
     if (options_.strict && rows > capacity_) {
@@ -400,9 +444,36 @@ class padded_query_buffer {
     const typename Device::relaxed_scope relaxed;
     const typename Device::current_scope device{resource_.device()};
     rows.begin_use(stream, 0);
-    zero_padding(0, static_cast<std::int64_t>(rows.bytes()) / row_bytes_)(stream, rows.data());
+    zero_padding(0, rows_of(rows))(stream, rows.data());
     rows.end_use(stream, 0);
   }
+
+  void refuse_suspended(const std::string& what) const {
+    if (state_ == contents::suspended) {
+      throw holdfast::suspended{who() + ": " + what + ", but its memory was given back; call resume first"};
+    }
+  }
+
+  [[nodiscard]] std::int64_t rows_of(const block<Device>& rows) const noexcept {
+    return static_cast<std::int64_t>(rows.bytes()) / row_bytes_;
+  }
+
+  /// Its own, and those that it left to handles and graphs.
+  [[nodiscard]] std::vector<std::shared_ptr<block<Device>>> blocks() const {
+    std::vector<std::shared_ptr<block<Device>>> all;
+    all.reserve(retired_.size() + 1);
+    for (const std::weak_ptr<block<Device>>& retired : retired_) {
+      if (auto alive = retired.lock()) {
+        all.push_back(std::move(alive));
+      }
+    }
+    if (block_ != nullptr) {
+      all.push_back(block_);
+    }
+    return all;
+  }
+
+  enum class contents : unsigned char { good, lost, suspended };
 
   any_resource<Device> resource_;
   query_shape shape_;
@@ -413,7 +484,7 @@ class padded_query_buffer {
   std::shared_ptr<block<Device>> block_;
   std::int64_t capacity_ = 0;
   std::uint64_t generation_ = 0;
-  bool contents_lost_ = false;
+  contents state_ = contents::good;
   std::vector<std::weak_ptr<block<Device>>> retired_;
 };
 

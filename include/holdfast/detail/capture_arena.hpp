@@ -53,9 +53,14 @@ class capture_arena {
                               std::size_t alignment) {
     const std::lock_guard lock{mutex_};
     session& own = session_of(capture.id);
-    piece found = first_fit(stream, own, bytes, alignment);
+    const std::vector<piece> taken = taken_from(stream, own);
+    piece found =
+        first_fit(taken, bytes, alignment, [](const block<Device>& in, std::size_t end) { return end <= in.bytes(); });
+    if (found.in == nullptr && resource_.extensible()) {
+      found = first_fit(taken, bytes, alignment, grows_to);
+    }
     if (found.in == nullptr) {
-      found = {grow(bytes), 0, bytes};
+      found = {add_for(bytes), 0, bytes};
     }
     held_.reserve(held_.size() + 1);
     found.in->pin(capture);
@@ -85,7 +90,8 @@ class capture_arena {
   /// At least one block of `bytes`.
   void reserve(std::size_t bytes) {
     const std::lock_guard lock{mutex_};
-    if (std::none_of(blocks_.begin(), blocks_.end(), [&](const auto& owned) { return owned->bytes() >= bytes; })) {
+    if (std::none_of(blocks_.begin(), blocks_.end(), [&](const auto& owned) { return owned->bytes() >= bytes; }) &&
+        (blocks_.empty() || !grows_to(*blocks_.back(), bytes))) {
       add(bytes);
     }
   }
@@ -124,8 +130,13 @@ class capture_arena {
     return sessions_.emplace_back(session{capture, {}});
   }
 
-  [[nodiscard]] piece first_fit(stream_type stream, const session& own, std::size_t bytes,
-                                std::size_t alignment) const {
+  /// Where it can, a block grows where it is, by no more than is needed.
+  static bool grows_to(block<Device>& in, std::size_t bytes) {
+    return in.extend(bytes, [](stream_type, void*) {});
+  }
+
+  /// What work captured next on `stream` may not touch, by its beginning.
+  [[nodiscard]] std::vector<piece> taken_from(stream_type stream, const session& own) const {
     std::vector<piece> taken = held_;
     for (const use& earlier : own.released) {
       if (earlier.stream != stream && !Device::comes_after(stream, earlier.last)) {
@@ -133,6 +144,13 @@ class capture_arena {
       }
     }
     std::sort(taken.begin(), taken.end(), [](const piece& a, const piece& b) { return a.begin < b.begin; });
+    return taken;
+  }
+
+  /// The lowest place in the first block that has room, as `has_room(block, end of the piece)` says.
+  template <class HasRoom>
+  [[nodiscard]] piece first_fit(const std::vector<piece>& taken, std::size_t bytes, std::size_t alignment,
+                                const HasRoom& has_room) const {
     for (const std::shared_ptr<block<Device>>& owned : blocks_) {
       std::size_t begin = 0;
       for (const piece& other : taken) {
@@ -140,15 +158,16 @@ class capture_arena {
           begin = (other.end + alignment - 1) / alignment * alignment;
         }
       }
-      if (bytes <= owned->bytes() && begin <= owned->bytes() - bytes) {
-        return {owned.get(), begin, begin + bytes};
+      std::size_t end = 0;
+      if (!__builtin_add_overflow(begin, bytes, &end) && has_room(*owned, end)) {
+        return {owned.get(), begin, end};
       }
     }
     return {};
   }
 
   /// A new block: as much again as there is, so that ascending requests make few; exactly `bytes` when memory is short.
-  block<Device>* grow(std::size_t bytes) {
+  block<Device>* add_for(std::size_t bytes) {
     if (total() > bytes) {
       try {
         return add(total());
