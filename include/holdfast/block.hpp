@@ -68,6 +68,7 @@ class block : public std::enable_shared_from_this<block<Device>> {
   template <class Initialise>
   [[nodiscard]] bool extend(std::size_t bytes, Initialise&& initialise) {
     if (bytes > bytes_) {
+      detail::refuse_unusable_device(Device::name);
       if (!resource_.extend(home_, data_, bytes_, bytes)) {
         return false;
       }
@@ -83,6 +84,7 @@ class block : public std::enable_shared_from_this<block<Device>> {
 
   /// Fences the eager work that was noted down. Throws logic_error when a stream of it is capturing.
   void prepare_to_suspend() {
+    detail::refuse_unusable_device(Device::name);
     for (use& last : uses_) {
       if (!fence(last)) {
         throw logic_error{"a block cannot be suspended while a stream that used it is capturing"};
@@ -103,6 +105,7 @@ class block : public std::enable_shared_from_this<block<Device>> {
   /// it can be tried again then.
   template <class Initialise>
   void resume(Initialise&& initialise) {
+    detail::refuse_unusable_device(Device::name);
     resource_.recommit(home_, data_, bytes_);
     run(std::forward<Initialise>(initialise));
   }

@@ -62,7 +62,7 @@ concept extensible_resource = memory_resource<R> &&
 
 /// `decommit(stream, p, bytes)` gives the physical memory of an allocation back to the device, once the work queued on
 /// `stream` is done; nothing may use it until `recommit(stream, p, bytes)` has put fresh memory at the same addresses,
-/// whose contents are unspecified. Both throw device_error, recommit out_of_memory; nothing changed then.
+/// whose contents are unspecified. Both throw device_error, recommit out_of_memory, too; either can be tried again then.
 template <class R>
 concept suspendable_resource = memory_resource<R> &&
     requires(R r, typename R::stream_type stream, void* p, std::size_t bytes) {

@@ -42,16 +42,13 @@ class virtual_range {
 
   /// Unmaps everything and gives the addresses back, unless they were abandoned. What the device refuses is leaked.
   ~virtual_range() {
-    try {
-      for (const piece& p : pieces_) {
-        if (p.mapped) {
-          device_.unmap(data_ + p.begin, p.bytes);
-        }
+    for (const piece& p : pieces_) {
+      if (p.mapped) {
+        or_leak([&] { device_.unmap(data_ + p.begin, p.bytes); });
       }
-      if (!abandoned_) {
-        device_.unreserve(data_, bytes_);
-      }
-    } catch (...) {
+    }
+    if (!abandoned_) {
+      or_leak([&] { device_.unreserve(data_, bytes_); });
     }
   }
 
@@ -94,7 +91,7 @@ class virtual_range {
       }
     } catch (...) {
       for (piece* p : done) {
-        device_.unmap(data_ + p->begin, p->bytes);
+        or_leak([&] { device_.unmap(data_ + p->begin, p->bytes); });
         p->mapped = false;
       }
       throw;
@@ -128,13 +125,14 @@ class virtual_range {
 
   void put_memory_at(std::size_t begin, std::size_t bytes) {
     const physical_type memory = device_.create(bytes, options_.physical);
+    const auto let_go = [&] { or_leak([&] { device_.destroy(memory); }); };
     try {
       put(begin, bytes, memory, access::read_write);
     } catch (...) {
-      device_.destroy(memory);
+      let_go();
       throw;
     }
-    device_.destroy(memory);  // the mapping keeps it
+    let_go();  // the mapping keeps it
   }
 
   void put(std::size_t begin, std::size_t bytes, physical_type memory, access allowed) {
@@ -145,8 +143,17 @@ class virtual_range {
         Device{peer}.allow(data_ + begin, bytes, allowed);
       }
     } catch (...) {
-      device_.unmap(data_ + begin, bytes);
+      or_leak([&] { device_.unmap(data_ + begin, bytes); });
       throw;
+    }
+  }
+
+  /// Where there is nothing better to do about a refusal.
+  template <class Call>
+  static void or_leak(const Call& call) noexcept {
+    try {
+      call();
+    } catch (...) {
     }
   }
 

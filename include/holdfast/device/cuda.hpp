@@ -363,7 +363,8 @@ struct cuda_device {
     const current_scope scope{*this};
     CUdeviceptr address = 0;
     const CUresult code = detail::cuda_driver::get().address_reserve(&address, bytes, alignment, 0, 0);
-    if (code == CUDA_ERROR_OUT_OF_MEMORY) {
+    constexpr std::size_t more_than_any_has = std::size_t{1} << 46;  // then it is called an invalid value
+    if (code == CUDA_ERROR_OUT_OF_MEMORY || (code == CUDA_ERROR_INVALID_VALUE && bytes >= more_than_any_has)) {
       throw out_of_memory{"cuda_device " + std::to_string(ordinal) + ": addresses", bytes, 0, 0};
     }
     detail::cuda_check(code, "cuMemAddressReserve");
@@ -397,8 +398,8 @@ struct cuda_device {
                        "cuMemMap");
   }
 
+  /// The current device is left out of it: a peer need not have a context.
   void allow(void* address, std::size_t bytes, access allowed) const {
-    const current_scope scope{*this};
     CUmemAccessDesc description{};
     description.location = {CU_MEM_LOCATION_TYPE_DEVICE, ordinal};
     description.flags = allowed == access::read ? CU_MEM_ACCESS_FLAGS_PROT_READ : CU_MEM_ACCESS_FLAGS_PROT_READWRITE;

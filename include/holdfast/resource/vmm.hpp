@@ -83,11 +83,12 @@ class vmm_impl {
     if (!round_up(bytes, granule_, committed)) {
       throw out_of_memory{name, bytes, held(), device.memory().free};
     }
-    auto range = reserve(std::max(committed, ahead_), committed, alignment);
+    std::unique_ptr<virtual_range<Device>> range;
     try {
+      range = reserve(std::max(committed, ahead_), committed, std::max(alignment, granule_));
       range->commit(0, committed);
-    } catch (const out_of_memory& shortage) {
-      throw out_of_memory{name, bytes, held(), shortage.free()};
+    } catch (const out_of_memory&) {
+      throw out_of_memory{name, bytes, held(), device.memory().free};
     }
     const std::lock_guard lock{mutex_};
     void* const p = range->data();
@@ -105,6 +106,7 @@ class vmm_impl {
     }
     try {
       wait_for(stream);
+      taken.mapped()->decommit();
     } catch (...) {  // it may still be in use
       const std::lock_guard lock{mutex_};
       live_.insert(std::move(taken));
