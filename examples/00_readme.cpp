@@ -27,10 +27,11 @@ int main() {
   step(stream, 8);
   const auto graph = stream.end_capture().instantiate();
 
-  step(stream, 64);  // more rows than there are: the buffer moves, and leaves the graph its memory
+  step(stream, 64);  // more rows than there are: the buffer grows under the graph, where it is
   graph.launch(stream);
   device::synchronize(stream);
-  std::cout << "8 rows replayed: sum " << sum << "; the graph keeps " << q_pad.retired_bytes() << " bytes\n";
+  std::cout << "8 rows replayed: sum " << sum << "; grown to " << q_pad.capacity() << " rows, moved "
+            << q_pad.generation() - 1 << " times\n";
   return sum == 8 * 16 * 512 ? 0 : 1;
 }
 // [/readme]

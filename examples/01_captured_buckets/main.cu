@@ -15,6 +15,7 @@
 #include <holdfast/kernel/pad_queries.cuh>
 #include <holdfast/resource/async.hpp>
 #include <holdfast/resource/cub_caching.hpp>
+#include <holdfast/resource/default.hpp>
 #include <holdfast/resource/malloc.hpp>
 
 #include <spawn.h>
@@ -78,12 +79,15 @@ std::vector<pool<holdfast::cuda_device>> pools(holdfast::cuda_device gpu) {
     holdfast::async_resource async{gpu};
     all.push_back({async, [async]() mutable { async.trim(); }});
   }
+  all.push_back({holdfast::default_resource(gpu), [] {}});  // HOLDFAST_RESOURCE's, or vmm
   return all;
 }
 
 std::vector<pool<holdfast::host_device>> pools(holdfast::host_device host) {
   engine_cache own{host};
-  return {{own, [own]() mutable { own.flush(); }}, {holdfast::malloc_resource{host}, [] {}}};
+  return {{own, [own]() mutable { own.flush(); }},
+          {holdfast::malloc_resource{host}, [] {}},
+          {holdfast::default_resource(host), [] {}}};
 }
 
 // --- part 1: the usual code -------------------------------------------------------------------------------------------
@@ -310,7 +314,7 @@ bool show_holdfast(Device device) {
         return mib(held) + (retired == 0 ? "" : " + " + mib(retired));
       };
       const std::string outputs = std::to_string(found.right) + " of " + std::to_string(found.steps);
-      std::printf("   %-21s %-15s %-12s %-13s %-14s %-8s %s\n", cache.memory.name(), order,
+      std::printf("   %-21s %-15s %-12s %-13s %-14s %-8s %s\n", cache.memory.persistent().name(), order,
                   sum(found.held, found.retired).c_str(), sum(found.grown_held, found.grown_retired).c_str(),
                   outputs.c_str(), found.dirty == 0 ? "zero" : "DIRTY",
                   found.overwritten == 0 ? "intact" : "OVERWRITTEN");

@@ -9,10 +9,12 @@
 //   example_02_over_read [host|cuda]     the GPU, where there is one; else the host device
 //
 // Exit status 0: in part 1 exactly the calls failed that should, every time, and in part 2 everything was as promised.
-#include "edge_memory.hpp"
 #include "stage.cuh"
+#include "used_memory.hpp"
 
 #include <holdfast/holdfast.hpp>
+#include <holdfast/resource/default.hpp>
+#include <holdfast/resource/guard.hpp>
 #include <holdfast/tail_padded_allocator.hpp>
 
 #include <spawn.h>
@@ -72,7 +74,7 @@ struct source {
 };
 
 std::vector<source<holdfast::cuda_device>> sources(holdfast::cuda_device gpu) {
-  std::vector<source<holdfast::cuda_device>> all{{edge_memory{gpu}, "nothing"},
+  std::vector<source<holdfast::cuda_device>> all{{holdfast::guard_resource{gpu}, "nothing"},
                                                  {holdfast::cub_caching_resource{gpu}, "anything"},
                                                  {holdfast::malloc_resource{gpu}, "anything"}};
   int has_pools = 0;
@@ -80,11 +82,14 @@ std::vector<source<holdfast::cuda_device>> sources(holdfast::cuda_device gpu) {
   if (has_pools != 0) {
     all.push_back({holdfast::async_resource{gpu}, "anything"});
   }
+  all.push_back({holdfast::default_resource(gpu), "anything"});  // HOLDFAST_RESOURCE's
   return all;
 }
 
 std::vector<source<holdfast::host_device>> sources(holdfast::host_device host) {
-  return {{edge_memory{host}, "nothing"}, {holdfast::malloc_resource{host}, "nothing"}};
+  return {{holdfast::guard_resource{host}, "nothing"},
+          {holdfast::malloc_resource{host}, "nothing"},
+          {holdfast::default_resource(host), "nothing"}};
 }
 
 // --- part 1: the usual code -------------------------------------------------------------------------------------------
@@ -94,13 +99,20 @@ constexpr std::int64_t segment_bytes = 2 << 20;             // what caching allo
 constexpr std::int64_t tail_bytes = tile_rows * row_bytes;  // 64 KiB
 constexpr int illegal_address = 40;                         // a child's exit status
 
+/// The end of a segment behind which nothing is mapped. It stays with the process.
+template <class Device>
+std::byte* segment_end(Device device, const stream_of<Device>& stream) {
+  holdfast::guard_resource<Device> memory{device};
+  return static_cast<std::byte*>(memory.allocate(stream, std::size_t{segment_bytes}, 256)) + segment_bytes;
+}
+
 /// The consumer over scratch that ends `gap` bytes before its segment does. Runs to its end in a child process.
 template <class Device>
 int read_beyond(Device device, std::int64_t gap, std::int64_t beyond) {
   const stream_of<Device> stream;
   const array<std::uint32_t, Device> out{device, stream, scratch_rows + beyond};
-  const mapping<Device> segment{device, segment_bytes};
-  const auto* const scratch = reinterpret_cast<const fp8*>(segment.end() - gap - bytes_of(scratch_rows));
+  const auto* const end = segment_end(device, stream);
+  const auto* const scratch = reinterpret_cast<const fp8*>(end - gap - bytes_of(scratch_rows));
 
   attend(stream, scratch, scratch_rows, beyond, out.data());
   if constexpr (std::is_same_v<Device, holdfast::host_device>) {
@@ -140,8 +152,7 @@ template <class Device>
 std::vector<std::uint64_t> sums(Device device, const std::vector<std::byte>& neighbours) {
   const stream_of<Device> stream;
   const array<std::uint32_t, Device> out{device, stream, scratch_rows + tile_rows};
-  const mapping<Device> segment{device, segment_bytes};
-  std::byte* const neighbour = segment.end() - tail_bytes;
+  std::byte* const neighbour = segment_end(device, stream) - tail_bytes;
   std::byte* const scratch = neighbour - bytes_of(scratch_rows);
   Device::fill(stream, scratch, std::byte{0x01}, static_cast<std::size_t>(bytes_of(scratch_rows)));
 

@@ -9,7 +9,7 @@ cmake_minimum_required(VERSION 3.25)
 set(layers
   "version error view"
   "device/* detail/host_* detail/cuda_*"
-  "memory_resource detail/resource_*"
+  "memory_resource detail/resource_* detail/virtual_range"
   "resource/*"
   "block detail/process detail/release_queue"
   "capture"

@@ -47,10 +47,29 @@ std::string refusal(Device device, const char* name) {
   }
 }
 
-TEST(default_resource, is_malloc_on_the_host) {
+TEST(default_resource, is_of_its_device) {
   const environment none{nullptr};
-  EXPECT_STREQ(holdfast::default_resource(host_device{1}).name(), "malloc_resource");
   EXPECT_EQ(holdfast::default_resource(host_device{1}).device().ordinal, 1);
+  EXPECT_EQ(holdfast::default_resource(host_device{1}).persistent().device().ordinal, 1);
+}
+
+TEST(default_resource, keeps_what_stays_in_virtual_memory) {
+  const environment none{nullptr};
+  EXPECT_STREQ(holdfast::default_resource(host_device{1}).persistent().name(), "vmm_resource");
+  EXPECT_TRUE(holdfast::default_resource(host_device{1}).persistent().extensible());
+  EXPECT_FALSE(holdfast::default_resource(host_device{1}).extensible());
+}
+
+TEST(default_resource, falls_back_where_there_is_no_virtual_memory_and_says_so) {
+  const environment none{nullptr};
+  const auto all = holdfast::detail::make_default<host_device>({}, false);
+  EXPECT_STREQ(all.persistent().name(), "malloc_resource");
+  EXPECT_TRUE(all.persistent() == all);
+}
+
+TEST(default_resource, that_was_chosen_is_used_for_everything) {
+  const auto chosen = holdfast::detail::make_resource(host_device{}, "malloc");
+  EXPECT_TRUE(chosen.persistent() == chosen);
 }
 
 TEST(default_resource, stays_the_same) {
@@ -69,12 +88,13 @@ TEST(default_resource, takes_the_environments_choice) {
 }
 
 TEST(default_resource, takes_an_empty_choice_for_none) {
-  EXPECT_STREQ(holdfast::detail::make_resource(host_device{}, "").name(), "malloc_resource");
+  EXPECT_STREQ(holdfast::detail::make_resource(host_device{}, "").name(), "default_resource");
 }
 
 TEST(default_resource, refuses_a_name_that_the_device_lacks_and_lists_what_it_has) {
-  EXPECT_EQ(refusal(host_device{}, "async"), "HOLDFAST_RESOURCE=async: host devices have malloc");
-  EXPECT_EQ(refusal(cuda_device{}, "mallocs"), "HOLDFAST_RESOURCE=mallocs: cuda devices have async, malloc, cub");
+  EXPECT_EQ(refusal(host_device{}, "async"), "HOLDFAST_RESOURCE=async: host devices have malloc, vmm, guard");
+  EXPECT_EQ(refusal(cuda_device{}, "mallocs"),
+            "HOLDFAST_RESOURCE=mallocs: cuda devices have async, malloc, cub, vmm, guard");
 }
 
 TEST(default_resource, remembers_nothing_of_a_refusal) {
@@ -83,7 +103,7 @@ TEST(default_resource, remembers_nothing_of_a_refusal) {
     EXPECT_THROW(static_cast<void>(holdfast::default_resource(host_device{4})), holdfast::logic_error);
   }
   const environment none{nullptr};
-  EXPECT_STREQ(holdfast::default_resource(host_device{4}).name(), "malloc_resource");
+  EXPECT_STREQ(holdfast::default_resource(host_device{4}).name(), "default_resource");
 }
 
 TEST(default_resource, can_be_replaced_and_returns_the_former) {
@@ -116,15 +136,22 @@ TEST(default_resource, is_made_once_by_many_threads) {
 
 class default_resource_cuda : public support::device_test<cuda_device> {};
 
-TEST_F(default_resource_cuda, is_async) {
+TEST_F(default_resource_cuda, is_virtual_memory_for_what_stays) {
   const environment none{nullptr};
-  EXPECT_STREQ(holdfast::default_resource(cuda_device{}).name(), "async_resource");
+  const auto all = holdfast::default_resource(cuda_device{});
+  EXPECT_STREQ(all.persistent().name(), cuda_device{}.has_virtual_memory() ? "vmm_resource" : "async_resource");
+}
+
+TEST_F(default_resource_cuda, is_async_for_calls) {
+  EXPECT_STREQ(holdfast::detail::make_default<cuda_device>({}, false).name(), "async_resource");
 }
 
 TEST_F(default_resource_cuda, has_what_the_environment_can_choose) {
   EXPECT_STREQ(holdfast::detail::make_resource(cuda_device{}, "async").name(), "async_resource");
   EXPECT_STREQ(holdfast::detail::make_resource(cuda_device{}, "malloc").name(), "malloc_resource");
   EXPECT_STREQ(holdfast::detail::make_resource(cuda_device{}, "cub").name(), "cub_caching_resource");
+  EXPECT_STREQ(holdfast::detail::make_resource(cuda_device{}, "vmm").name(), "vmm_resource");
+  EXPECT_STREQ(holdfast::detail::make_resource(cuda_device{}, "guard").name(), "guard_resource");
 }
 
 }  // namespace

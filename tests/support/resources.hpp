@@ -15,7 +15,9 @@
 #include <holdfast/memory_resource.hpp>
 #include <holdfast/resource/async.hpp>
 #include <holdfast/resource/cub_caching.hpp>
+#include <holdfast/resource/guard.hpp>
 #include <holdfast/resource/malloc.hpp>
+#include <holdfast/resource/vmm.hpp>
 
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
@@ -262,15 +264,19 @@ struct host_malloc : on<holdfast::host_device> { static constexpr auto name = "h
 struct cuda_malloc : on<holdfast::cuda_device> { static constexpr auto name = "cuda_malloc"; static auto make(device d = {}) { return holdfast::malloc_resource{d}; } };
 struct cuda_async : on<holdfast::cuda_device> { static constexpr auto name = "cuda_async"; static auto make(device d = {}) { return holdfast::async_resource{d}; } };
 struct cuda_cub : on<holdfast::cuda_device> { static constexpr auto name = "cuda_cub"; static auto make(device d = {}) { return holdfast::cub_caching_resource{d}; } };
+struct host_vmm : on<holdfast::host_device> { static constexpr auto name = "host_vmm"; static auto make(device d = {}) { return holdfast::vmm_resource{d}; } };
+struct cuda_vmm : on<holdfast::cuda_device> { static constexpr auto name = "cuda_vmm"; static auto make(device d = {}) { return holdfast::vmm_resource{d}; } };
+struct host_guard : on<holdfast::host_device> { static constexpr auto name = "host_guard"; static auto make(device d = {}) { return holdfast::guard_resource{d}; } };
+struct cuda_guard : on<holdfast::cuda_device> { static constexpr auto name = "cuda_guard"; static auto make(device d = {}) { return holdfast::guard_resource{d}; } };
 struct host_foreign : on<holdfast::host_device> { static constexpr auto name = "host_foreign"; static auto make(device d = {}) { return holdfast::any_resource<device>{foreign_pool<device>{}, d}; } };
 struct cuda_foreign : on<holdfast::cuda_device> { static constexpr auto name = "cuda_foreign"; static auto make(device d = {}) { return holdfast::any_resource<device>{foreign_pool<device>{}, d}; } };
 // clang-format on
 
 #ifdef HOLDFAST_TEST_HOST_ONLY
-using resources_under_test = ::testing::Types<host_malloc, host_foreign>;
+using resources_under_test = ::testing::Types<host_malloc, host_vmm, host_guard, host_foreign>;
 #else
-using resources_under_test =
-    ::testing::Types<host_malloc, host_foreign, cuda_malloc, cuda_async, cuda_cub, cuda_foreign>;
+using resources_under_test = ::testing::Types<host_malloc, host_vmm, host_guard, host_foreign, cuda_malloc, cuda_async,
+                                              cuda_cub, cuda_vmm, cuda_guard, cuda_foreign>;
 #endif
 
 struct resource_names {

@@ -3,11 +3,12 @@
 //   holdfast::any_resource bytes = holdfast::default_resource(holdfast::cuda_device{0});
 //   holdfast::set_default_resource(holdfast::malloc_resource{holdfast::cuda_device{0}});
 //
-// CUDA devices start with an async_resource, host devices with a malloc_resource. The environment variable
-// HOLDFAST_RESOURCE=async|malloc|cub chooses another at first use. It holds for devices of both kinds, so a program that
-// uses both can only name what both have.
+// What stays, buffers and arenas, comes from a vmm_resource and grows where it is; where a device has no virtual memory
+// (default_resource(device).persistent().name() says), and for all else, CUDA devices have an async_resource and host
+// devices a malloc_resource. The environment variable HOLDFAST_RESOURCE=guard|malloc|async|cub|vmm chooses one resource for
+// everything, at first use. It holds for devices of both kinds, so a program that uses both can only name what both have.
 //
-// Not here: a fallback. Where a device has no memory pools, async is an error that says so; choose malloc or cub.
+// Not here: a fallback for memory pools. Where a device has none, async is an error that says so; choose malloc or cub.
 #pragma once
 
 #include <holdfast/device/cuda.hpp>
@@ -17,10 +18,13 @@
 #include <holdfast/memory_resource.hpp>
 #include <holdfast/resource/async.hpp>
 #include <holdfast/resource/cub_caching.hpp>
+#include <holdfast/resource/guard.hpp>
 #include <holdfast/resource/malloc.hpp>
+#include <holdfast/resource/vmm.hpp>
 #include <holdfast/version.hpp>
 
 #include <array>
+#include <cstddef>
 #include <cstdlib>
 #include <map>
 #include <mutex>
@@ -33,38 +37,82 @@ namespace holdfast::inline HOLDFAST_ABI {
 
 namespace detail {
 
+/// One resource for calls, and one for what stays.
+template <device Device>
+class split_resource {
+ public:
+  using stream_type = typename Device::stream_type;
+  static constexpr const char* name = "default_resource";
+
+  split_resource(any_resource<Device> calls, any_resource<Device> stays)
+      : calls_(std::move(calls)), stays_(std::move(stays)) {}
+
+  void* allocate(stream_type stream, std::size_t bytes, std::size_t alignment) {
+    return calls_.allocate(stream, bytes, alignment);
+  }
+  void deallocate(stream_type stream, void* p, std::size_t bytes, std::size_t alignment) noexcept {
+    calls_.deallocate(stream, p, bytes, alignment);
+  }
+  [[nodiscard]] any_resource<Device> persistent() const { return stays_; }
+  [[nodiscard]] Device device() const noexcept { return calls_.device(); }
+
+  friend bool operator==(const split_resource&, const split_resource&) = default;
+
+ private:
+  any_resource<Device> calls_, stays_;
+};
+
 template <device Device>
 struct resource_choice {
   std::string_view name;
   any_resource<Device> (*make)(Device);
 };
 
-/// What a kind of device has; the first is its default.
+template <class Resource, class Device>
+any_resource<Device> make_any(Device device) {
+  return Resource{device};
+}
+
+/// What a kind of device has; the first is used for calls where none is named.
 template <device Device>
 inline constexpr std::array<resource_choice<Device>, 0> resource_choices{};
 
 template <>
-inline constexpr std::array resource_choices<cuda_device>{
-    resource_choice<cuda_device>{"async", [](cuda_device d) -> any_resource<cuda_device> { return async_resource{d}; }},
-    resource_choice<cuda_device>{
-        "malloc", [](cuda_device d) -> any_resource<cuda_device> { return malloc_resource<cuda_device>{d}; }},
-    resource_choice<cuda_device>{"cub",
-                                 [](cuda_device d) -> any_resource<cuda_device> { return cub_caching_resource{d}; }},
-};
+inline constexpr std::array<resource_choice<cuda_device>, 5> resource_choices<cuda_device>{{
+    {"async", make_any<async_resource, cuda_device>},
+    {"malloc", make_any<malloc_resource<cuda_device>, cuda_device>},
+    {"cub", make_any<cub_caching_resource, cuda_device>},
+    {"vmm", make_any<vmm_resource<cuda_device>, cuda_device>},
+    {"guard", make_any<guard_resource<cuda_device>, cuda_device>},
+}};
 
 template <>
-inline constexpr std::array resource_choices<host_device>{
-    resource_choice<host_device>{
-        "malloc", [](host_device d) -> any_resource<host_device> { return malloc_resource<host_device>{d}; }},
-};
+inline constexpr std::array<resource_choice<host_device>, 3> resource_choices<host_device>{{
+    {"malloc", make_any<malloc_resource<host_device>, host_device>},
+    {"vmm", make_any<vmm_resource<host_device>, host_device>},
+    {"guard", make_any<guard_resource<host_device>, host_device>},
+}};
+
+/// What is used where nothing is named.
+template <device Device>
+any_resource<Device> make_default(Device device, bool virtual_memory) {
+  any_resource<Device> calls = resource_choices<Device>.front().make(device);
+  if (!virtual_memory) {
+    return calls;
+  }
+  return split_resource<Device>{std::move(calls), vmm_resource<Device>{device}};
+}
 
 /// The resource that `name` (null or empty: the default) stands for. Throws logic_error for a name the device lacks.
 template <device Device>
 any_resource<Device> make_resource(Device device, const char* name) {
   const std::string_view wanted = name == nullptr ? std::string_view{} : std::string_view{name};
+  if (wanted.empty()) {
+    return make_default(device, device.has_virtual_memory());
+  }
   std::string has;
   for (const resource_choice<Device>& choice : resource_choices<Device>) {
-    if (wanted.empty() || wanted == choice.name) {
+    if (wanted == choice.name) {
       return choice.make(device);
     }
     has.append(has.empty() ? "" : ", ").append(choice.name);

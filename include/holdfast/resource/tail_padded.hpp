@@ -26,9 +26,9 @@ class tail_padded_resource {
   using stream_type = typename Device::stream_type;
   static constexpr const char* name = "tail_padded_resource";
 
-  /// `tail_bytes` behind each allocation of `upstream`.
+  /// `tail_bytes` behind each allocation of `upstream`; none when that omits tails.
   tail_padded_resource(any_resource<Device> upstream, std::size_t tail_bytes)
-      : upstream_(std::move(upstream)), tail_bytes_(tail_bytes) {}
+      : upstream_(std::move(upstream)), tail_bytes_(upstream_.omits_tails() ? 0 : tail_bytes) {}
 
   /// As upstream's; the tail begins at the byte behind the last. Throws what upstream does, out_of_memory when bytes and
   /// tail together overflow.
@@ -56,7 +56,9 @@ class tail_padded_resource {
   }
 
   [[nodiscard]] Device device() const noexcept { return upstream_.device(); }
+  /// Bytes behind each allocation that may be read.
   [[nodiscard]] std::size_t tail_bytes() const noexcept { return tail_bytes_; }
+  [[nodiscard]] bool omits_tails() const noexcept { return upstream_.omits_tails(); }
 
   friend bool operator==(const tail_padded_resource&, const tail_padded_resource&) = default;
 
