@@ -3,6 +3,17 @@
 //
 //   fraction_of_ceiling   time of a device-to-device copy of as many bytes (read and written) / time of the call
 //   us_per_node           below 10 MB: one node of a graph of such calls, less an empty kernel's node
+//
+// What bounds NVFP4 (residual 0, on an H200) is reading random scale rows, 32 bytes each: alone they take 82 of the 235 us
+// of a million rows. Without any arithmetic nothing changes. What was tried beside bulk copies into shared memory, as
+// fractions of the ceiling (then 0.82 to 0.86):
+//
+//   16 rows a warp, loaded into registers                     0.80
+//   a persistent grid that finds the next rows meanwhile      0.72 to 0.80
+//   streaming or no-allocate stores                           gain nothing once a rotation's scales pass the L2
+//   4 staged rows a warp, 4 warps a block                     0.81 at 64 Ki rows, where 16 rows, 2 warps reach 0.84; but 0.88
+//                                                             at 1 Mi, where those reach 0.87
+//   cudaLimitMaxL2FetchGranularity of 32 instead of 64 bytes  1 to 2 % quicker; the application's to choose
 #include <holdfast/kernel/gather_rows.cuh>
 #include <holdfast/view.hpp>
 
@@ -48,6 +59,15 @@ __global__ void fill_indices(std::int32_t* indices, std::int64_t count, std::int
   indices[i] = static_cast<std::int32_t>(x % static_cast<std::uint64_t>(rows));
 }
 
+/// So many turns that one rotation's scales alone (64 bytes a row: a load fetches a row's neighbour, too) pass the L2. But
+/// no more than 64 for their sake, which is memory: of 2048 rows, scales may still be in the L2.
+template <class Format>
+std::size_t turns_of(std::int64_t pairs, std::size_t bytes) {
+  const std::size_t turns = bench::rotation(bytes);
+  if (Format::scale_bytes == 0) return turns;
+  return std::max(turns, std::min<std::size_t>(64, bench::rotation(static_cast<std::size_t>(pairs) * 64)));
+}
+
 /// The pool, made once for all benchmarks of a format. Random bytes hold NaN, as scales and as values: they cost the same.
 template <class Format>
 const bench::buffer& pool_of(const bench::stream& stream) {
@@ -77,12 +97,12 @@ typename Format::source source_of(const std::byte* pool, const holdfast::block_t
 }
 
 /// The state's arguments: rows to gather, rows of the tail.
-template <class Format, addresses Addresses = addresses::flat>
+template <class Format, addresses Addresses = addresses::flat, bool Programmatic = false>
 void gather(benchmark::State& state) {
   const std::int64_t pairs = state.range(0), tail = state.range(1);
   const auto written = static_cast<std::size_t>((pairs + tail) * 512);
   const std::size_t bytes = static_cast<std::size_t>(pairs * (Format::data_bytes + Format::scale_bytes + 4)) + written;
-  const std::size_t turns = bench::rotation(bytes);
+  const std::size_t turns = turns_of<Format>(pairs, bytes);
   constexpr std::int64_t pool_rows = pool_bytes / Format::data_bytes / page_rows * page_rows;
 
   const bench::stream stream;
@@ -113,7 +133,8 @@ void gather(benchmark::State& state) {
       [&](std::size_t turn) {
         const holdfast::view<const std::int32_t, 1> which(reinterpret_cast<const std::int32_t*>(indices[turn]), pairs);
         const holdfast::view<__nv_fp8_e4m3, 2> rows(reinterpret_cast<__nv_fp8_e4m3*>(out[turn]), pairs, 512);
-        holdfast::gather_rows(cudaStream_t{stream}, source, which, rows, {.tail_rows = tail});
+        holdfast::gather_rows(cudaStream_t{stream}, source, which, rows,
+                              {.tail_rows = tail, .programmatic = Programmatic});
       },
       [&](std::size_t turn) {
         bench::check(cudaMemcpyAsync(to[turn], from[turn], bytes / 2, cudaMemcpyDeviceToDevice, stream));
@@ -201,6 +222,8 @@ BENCHMARK(gather<fp8>)->Name("gather_fp8")->Apply(shapes);
 BENCHMARK(gather<nvfp4>)->Name("gather_nvfp4")->Apply(shapes);
 BENCHMARK(gather<nvfp4_residual>)->Name("gather_nvfp4_residual")->Apply(few_shapes);
 BENCHMARK(gather<nvfp4, addresses::table>)->Name("gather_nvfp4/block_table")->Apply(few_shapes);
+BENCHMARK(gather<fp8, addresses::flat, true>)->Name("gather_fp8/programmatic")->Apply(few_shapes);
+BENCHMARK(gather<nvfp4, addresses::flat, true>)->Name("gather_nvfp4/programmatic")->Apply(few_shapes);
 BENCHMARK(gather_then_memset)->Name("gather_nvfp4_then_memset")->Apply(small_shapes);
 
 }  // namespace

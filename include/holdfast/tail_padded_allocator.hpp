@@ -36,6 +36,7 @@
 #include <string>
 #include <type_traits>
 #include <utility>
+#include <variant>
 
 namespace holdfast::inline HOLDFAST_ABI {
 
@@ -82,10 +83,89 @@ struct scratch_options {
   std::int64_t row_elements = 0;
   holdfast::over_read over_read{};
   tail_fill fill = tail_fill::zero;
-  std::size_t alignment = 256;                 ///< of row 0, bytes, a power of two up to 1024
-  std::size_t row_alignment = 1;               ///< that every row must keep, bytes: TMA wants row pitches of 16
-  std::string name = "tail_padded_allocator";  ///< for errors
+  std::size_t alignment = 256;    ///< of row 0, bytes, a power of two up to 1024
+  std::size_t row_alignment = 1;  ///< that every row must keep, bytes: TMA wants row pitches of 16
+  std::string name = "scratch";   ///< for errors
 };
+
+namespace detail {
+
+/// Bytes of a row. Throws logic_error for options that make no sense.
+template <class T>
+[[nodiscard]] std::int64_t scratch_row_bytes(const scratch_options& options) {
+  std::int64_t row_bytes = 0;
+  if (options.row_elements < 1 || !options.over_read.valid() ||
+      __builtin_mul_overflow(options.row_elements, static_cast<std::int64_t>(sizeof(T)), &row_bytes)) {
+    throw logic_error{options.name + ": row_elements >= 1, and over_read counts rows from 0 (tiles from 1), not " +
+                      std::to_string(options.row_elements) + " elements"};
+  }
+  if (!std::has_single_bit(options.alignment) || options.alignment > 1024 || options.row_alignment < 1 ||
+      static_cast<std::size_t>(row_bytes) % options.row_alignment != 0 ||
+      options.alignment % options.row_alignment != 0) {
+    throw logic_error{options.name + ": rows of " + std::to_string(row_bytes) + " bytes at an alignment of " +
+                      std::to_string(options.alignment) +
+                      " (a power of two up to 1024) do not keep a row_alignment of " +
+                      std::to_string(options.row_alignment)};
+  }
+  return row_bytes;
+}
+
+/// A handle's piece of a lane's arena, acquired in a capture; as block_use for a block of its own.
+template <device Device>
+class arena_use {
+ public:
+  using stream_type = typename Device::stream_type;
+  using arena = capture_arena<Device>;
+
+  arena_use(std::shared_ptr<arena> from, const typename arena::piece& held, stream_type stream,
+            std::uint64_t capture) noexcept
+      : arena_(std::move(from)), held_(held), stream_(stream), capture_(capture) {}
+  arena_use(arena_use&&) noexcept = default;
+  arena_use& operator=(arena_use&& other) noexcept {
+    arena_use taken{std::move(other)};
+    std::swap(arena_, taken.arena_);
+    std::swap(held_, taken.held_);
+    std::swap(stream_, taken.stream_);
+    std::swap(capture_, taken.capture_);
+    return *this;
+  }
+  ~arena_use() { release(); }
+
+  template <class Who>
+  bool pin(stream_type stream, Who&& who) const {
+    return detail::pin<Device>(arena_ == nullptr ? nullptr : held_.in->shared_from_this(), stream, who);
+  }
+  void pin(typename Device::graph_type graph) const {
+    if (arena_ != nullptr) {
+      held_.in->pin(graph);
+    }
+  }
+
+  void release() noexcept { release_on(stream_); }
+
+  template <class Who>
+  void release(stream_type stream, Who&& who) {
+    if (arena_ != nullptr) {
+      static_cast<void>(usable_capture<Device>(stream, who));
+      release_on(stream);
+    }
+  }
+
+ private:
+  void release_on(stream_type stream) noexcept {
+    if (arena_ != nullptr) {
+      arena_->release(held_, stream, capture_);
+      arena_.reset();
+    }
+  }
+
+  std::shared_ptr<arena> arena_;
+  typename arena::piece held_;
+  stream_type stream_;
+  std::uint64_t capture_;
+};
+
+}  // namespace detail
 
 /// Rows of scratch with their tail: a move-only handle. Its destructor ends the use of the stream it was acquired on.
 template <class T, device Device = cuda_device>
@@ -110,74 +190,75 @@ class scratch {
   }
   [[nodiscard]] std::int64_t rows() const noexcept { return rows_; }
   [[nodiscard]] std::int64_t row_elements() const noexcept { return row_elements_; }
-  /// Rows behind the last one that may be read.
+  /// Rows behind the last one that may be read; none where the resource omits tails.
   [[nodiscard]] std::int64_t tail_rows() const noexcept { return tail_rows_; }
+  /// Whether those rows can only be read, and are zero: anchored_scratch's.
+  [[nodiscard]] bool tail_read_only() const noexcept { return tail_read_only_; }
 
   /// What `stream` captures owns the memory from now on, for scratch acquired eagerly. False: `stream` is not capturing.
-  /// Such memory goes back on the stream it was acquired on, which must outlive the graph, and the memory's return
-  /// (pinned_bytes() and pending_bytes() of the allocator are 0 then).
-  bool pin(stream_type stream) const { return detail::pin<Device>(block_, stream, who); }
+  /// A tail_padded_allocator's goes back on the stream it was acquired on, which must outlive the graph, and the memory's
+  /// return (pinned_bytes() and pending_bytes() of the allocator are 0 then).
+  bool pin(stream_type stream) const {
+    return std::visit([&](const auto& use) { return use.pin(stream, who); }, use_);
+  }
   /// `graph` owns the memory from now on.
   void pin(graph_type graph) const {
-    if (block_ != nullptr) {
-      block_->pin(graph);
-    }
+    std::visit([&](const auto& use) { use.pin(graph); }, use_);
   }
 
   /// Ends the use, as the destructor does. The handle is empty then.
-  void release() noexcept { release_on(stream_); }
+  void release() noexcept {
+    std::visit([](auto& use) { use.release(); }, use_);
+    forget();
+  }
 
-  /// Ends the use on `stream`, where the last work that uses it was queued, if that is not where it was acquired.
+  /// Ends the use on `stream`, where the last work that uses it was queued, if that is not where it was acquired. If
+  /// `stream` captures, its graph owns the memory.
   void release(stream_type stream) {
-    if (block_ != nullptr) {
-      static_cast<void>(detail::usable_capture<Device>(stream, who));
-    }
-    release_on(stream);
+    std::visit([&](auto& use) { use.release(stream, who); }, use_);
+    forget();
   }
 
  private:
   template <class, device>
   friend class tail_padded_allocator;
-  using arena = detail::capture_arena<Device>;
+  template <class, device>
+  friend class anchored_scratch;
+  using memory_use = std::variant<detail::block_use<Device>, detail::arena_use<Device>>;
+
+  scratch(memory_use use, void* data, std::int64_t rows, std::int64_t row_elements, std::int64_t tail_rows) noexcept
+      : use_(std::move(use)),
+        data_(static_cast<T*>(data)),
+        rows_(rows),
+        row_elements_(row_elements),
+        tail_rows_(tail_rows) {}
 
   static std::string who() { return "scratch"; }
 
   void swap(scratch& other) noexcept {
-    std::swap(block_, other.block_);
-    std::swap(arena_, other.arena_);
-    std::swap(piece_, other.piece_);
+    std::swap(use_, other.use_);
+    std::swap(only_, other.only_);
     std::swap(data_, other.data_);
     std::swap(rows_, other.rows_);
     std::swap(row_elements_, other.row_elements_);
     std::swap(tail_rows_, other.tail_rows_);
-    std::swap(stream_, other.stream_);
-    std::swap(capture_, other.capture_);
+    std::swap(tail_read_only_, other.tail_read_only_);
   }
 
-  void release_on(stream_type stream) noexcept {
-    if (arena_ != nullptr) {
-      arena_->release(piece_, stream, capture_);
-      arena_.reset();
-      block_.reset();
-    } else if (block_ != nullptr) {
-      block_->end_use(stream, 0);
-      block_->let_go();
-      detail::drop(block_);
-    }
+  void forget() noexcept {
+    only_.reset();
     data_ = nullptr;
     rows_ = 0;
     tail_rows_ = 0;
   }
 
-  std::shared_ptr<block<Device>> block_;
-  std::shared_ptr<arena> arena_;  // of captured scratch
-  typename arena::piece piece_{};
+  memory_use use_;
+  std::shared_ptr<const void> only_;  // shared with an anchored_scratch, which lends to one handle at a time
   T* data_ = nullptr;
   std::int64_t rows_ = 0;
   std::int64_t row_elements_ = 0;
   std::int64_t tail_rows_ = 0;
-  stream_type stream_{};
-  std::uint64_t capture_ = 0;
+  bool tail_read_only_ = false;
 };
 
 template <class T, device Device>
@@ -196,20 +277,9 @@ class tail_padded_allocator {
   tail_padded_allocator(lane<Device> from, scratch_options options)
       : lane_(std::move(from)),
         options_(std::move(options)),
-        counts_(std::make_shared<byte_counts>(detail::release_queue<Device>::instance().total(lane_.device()))) {
-    if (options_.row_elements < 1 || !options_.over_read.valid() ||
-        __builtin_mul_overflow(options_.row_elements, static_cast<std::int64_t>(sizeof(T)), &row_bytes_)) {
-      throw logic_error{who() + ": row_elements >= 1, and over_read counts rows from 0 (tiles from 1)"};
-    }
-    const auto row_bytes = static_cast<std::size_t>(row_bytes_);
-    if (!std::has_single_bit(options_.alignment) || options_.alignment > 1024 || options_.row_alignment < 1 ||
-        row_bytes % options_.row_alignment != 0 || options_.alignment % options_.row_alignment != 0) {
-      throw logic_error{who() + ": rows of " + std::to_string(row_bytes_) + " bytes at an alignment of " +
-                        std::to_string(options_.alignment) +
-                        " (a power of two up to 1024) do not keep a row_alignment of " +
-                        std::to_string(options_.row_alignment)};
-    }
-  }
+        counts_(std::make_shared<byte_counts>(detail::release_queue<Device>::instance().total(lane_.device()))),
+        row_bytes_(detail::scratch_row_bytes<T>(options_)),
+        omits_tails_(lane_.resource().omits_tails()) {}
 
   /// With a lane of its own.
   tail_padded_allocator(any_resource<Device> resource, scratch_options options)
@@ -243,26 +313,19 @@ class tail_padded_allocator {
   [[nodiscard]] handle acquire_unfilled(stream_type stream, std::int64_t rows) {
     const auto capture = detail::usable_capture<Device>(stream, [this] { return who(); });
     const auto [tail_rows, bytes] = extent(rows);
-    handle acquired;
-    acquired.stream_ = stream;
-    acquired.capture_ = capture.id;
-    acquired.row_elements_ = options_.row_elements;
     if (bytes == 0) {
-      return acquired;
+      return handle{{}, nullptr, 0, options_.row_elements, 0};
     }
     if (capture.state == capture_state::active) {
       auto& arena = lane_.state_->arena;
-      acquired.piece_ = arena->acquire(stream, capture, bytes, options_.alignment);
-      acquired.arena_ = arena;
-      acquired.block_ = acquired.piece_.in->shared_from_this();
-      acquired.data_ = reinterpret_cast<T*>(static_cast<std::byte*>(acquired.block_->data()) + acquired.piece_.begin);
-    } else {
-      acquired.block_ = block<Device>::make_scratch(lane_.resource(), stream, bytes, options_.alignment, counts_);
-      acquired.data_ = static_cast<T*>(acquired.block_->data());
+      const auto piece = arena->acquire(stream, capture, bytes, options_.alignment);
+      return handle{detail::arena_use<Device>{arena, piece, stream, capture.id},
+                    static_cast<std::byte*>(piece.in->data()) + piece.begin, rows, options_.row_elements, tail_rows};
     }
-    acquired.rows_ = rows;
-    acquired.tail_rows_ = tail_rows;
-    return acquired;
+    auto own = block<Device>::make_scratch(lane_.resource(), stream, bytes, options_.alignment, counts_);
+    own->let_go();  // no buffer keeps it for others: its handle is all there is
+    void* const data = own->data();
+    return handle{detail::block_use<Device>{std::move(own), stream, 0}, data, rows, options_.row_elements, tail_rows};
   }
 
   /// Makes room in the lane's arena for `rows` rows in captures. Call it before an engine measures what memory is left.
@@ -289,7 +352,7 @@ class tail_padded_allocator {
   [[nodiscard]] size extent(std::int64_t rows) const {
     std::int64_t all = 0;
     std::int64_t bytes = 0;
-    const std::int64_t tail_rows = rows < 0 ? 0 : options_.over_read.tail_rows(rows);
+    const std::int64_t tail_rows = rows < 0 || omits_tails_ ? 0 : options_.over_read.tail_rows(rows);
     if (rows < 0 || __builtin_add_overflow(rows, tail_rows, &all) || __builtin_mul_overflow(all, row_bytes_, &bytes)) {
       throw logic_error{who() + ": cannot hold " + std::to_string(rows) + " rows of " + std::to_string(row_bytes_) +
                         " bytes and a tail of " + std::to_string(tail_rows)};
@@ -300,7 +363,8 @@ class tail_padded_allocator {
   lane<Device> lane_;
   scratch_options options_;
   std::shared_ptr<byte_counts> counts_;
-  std::int64_t row_bytes_ = 0;
+  std::int64_t row_bytes_;
+  bool omits_tails_;
 };
 
 }  // namespace holdfast::HOLDFAST_ABI

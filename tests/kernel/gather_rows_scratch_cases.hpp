@@ -3,6 +3,7 @@
 
 #include "support/buffers.hpp"
 
+#include <holdfast/anchored_scratch.hpp>
 #include <holdfast/row_format.hpp>
 #include <holdfast/tail_padded_allocator.hpp>
 #include <holdfast/view.hpp>
@@ -144,11 +145,38 @@ TYPED_TEST_P(gather_rows_scratch, pins_scratch_that_was_acquired_before_the_capt
   }));
 }
 
+TYPED_TEST_P(gather_rows_scratch, into_anchored_scratch_is_one_kernel_node_that_leaves_the_tail_alone) {
+  using driver = support::driver<TypeParam>;
+  holdfast::anchored_scratch<unsigned char, TypeParam> anchored{
+      TypeParam{}, {.row_elements = 512, .over_read = holdfast::over_read::rows_beyond(128)}};
+  {
+    const auto kv = holdfast::gather_rows(this->stream.get(), this->pool(), this->indices(), anchored);
+    EXPECT_EQ(kv.rows(), 4);
+    EXPECT_EQ(this->read(kv.data()), this->expected(0));
+    TypeParam::fill(this->stream.get(), kv.data(), std::byte{0x7F}, 4 * row);
+    EXPECT_THROW(holdfast::gather_rows(this->stream.get(), this->pool(), this->indices(), kv, {.tail_rows = 1}),
+                 holdfast::logic_error);
+    EXPECT_THROW(static_cast<void>(holdfast::gather_rows(this->stream.get(), this->pool(), this->indices(), anchored)),
+                 holdfast::in_use);
+  }
+  driver::begin_capture(this->stream.get());
+  const unsigned char* const data =
+      holdfast::gather_rows(this->stream.get(), this->pool(), this->indices(), anchored).data();
+  auto graph = driver::end_capture(this->stream.get());
+  ASSERT_TRUE(graph);
+  EXPECT_EQ(driver::count(graph).kernels, 1);
+  EXPECT_EQ(driver::count(graph).total(), 1);
+  auto exec = driver::instantiate(graph);
+  driver::launch(exec, this->stream.get());
+  EXPECT_EQ(this->read(data), this->expected(0));
+}
+
 REGISTER_TYPED_TEST_SUITE_P(gather_rows_scratch, acquires_fills_and_returns_it_with_its_tail,
                             leaves_a_tail_that_is_merely_mapped, given_a_handle_writes_its_rows_alone,
                             given_a_handle_refuses_more_tail_than_it_has,
                             refuses_an_allocator_of_other_rows_and_acquires_nothing,
                             in_a_capture_is_one_kernel_node_tail_included,
-                            pins_scratch_that_was_acquired_before_the_capture);
+                            pins_scratch_that_was_acquired_before_the_capture,
+                            into_anchored_scratch_is_one_kernel_node_that_leaves_the_tail_alone);
 
 }  // namespace gather_rows_scratch

@@ -32,4 +32,37 @@ TEST(HostGatherRows, ReadsNothingBesideThePool) {
   ::munmap(start, 3 * page);
 }
 
+TEST(HostGatherRows, NVFP4RowsAreStagedWhereAllAddressesAreMultiplesOf16) {
+  using holdfast::row_pool;
+  alignas(256) static std::byte memory[256];
+  const auto staged = [](const auto& source, std::int64_t pairs) {
+    const std::vector<std::int32_t> indices(static_cast<std::size_t>(pairs));
+    const holdfast::view<std::byte, 2> out(memory, pairs, 512);  // nothing runs
+    bool is = false;
+    holdfast::detail::with_gather(source, flat(indices.data(), pairs), out, {},
+                                  [&]<std::int32_t Rows>(const auto& gather) { is = gather.staged; });
+    return is;
+  };
+  const auto plain = [&](const row_pool& data, const row_pool& scales, std::int64_t pairs = many_pairs) {
+    return staged(holdfast::nvfp4_rows<>{.data = data, .scales = scales}, pairs);
+  };
+  const row_pool packed{.data = memory, .rows = 100};
+  EXPECT_TRUE(plain(packed, packed));
+  EXPECT_TRUE(plain(packed, {.data = memory + 16, .rows = 100, .row_stride_bytes = 48}));
+  EXPECT_TRUE(plain({.data = memory, .rows = 100, .page_rows = 8, .page_stride_bytes = 8 * 256 + 16},
+                    {.data = memory, .rows = 100, .page_rows = 9}));
+  EXPECT_FALSE(plain(packed, packed, holdfast::detail::most_rows_of_small_gathers));
+  for (const std::int64_t off : {1, 4, 8}) {
+    const row_pool shifted{.data = memory + off, .rows = 100};
+    const row_pool apart{.data = memory, .rows = 100, .row_stride_bytes = 256 + off};
+    const row_pool padded{.data = memory, .rows = 100, .page_rows = 8, .page_stride_bytes = 8 * 256 + off};
+    for (const auto& pool : {shifted, apart, padded}) {
+      EXPECT_FALSE(plain(pool, packed)) << off;
+      EXPECT_FALSE(plain(packed, pool)) << off;
+    }
+  }
+  EXPECT_FALSE(staged(holdfast::fp8_rows{.data = packed}, many_pairs));
+  EXPECT_FALSE(staged(holdfast::nvfp4_rows<64>{.data = packed, .scales = packed}, many_pairs));
+}
+
 }  // namespace gather_test

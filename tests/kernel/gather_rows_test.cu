@@ -37,6 +37,27 @@ TEST_F(CudaGatherRows, TheNodeIsOneKernel) {
   must(cudaGraphDestroy(graph));
 }
 
+TEST_F(CudaGatherRows, OnlyProgrammaticOnesOverlapTheKernelBefore) {
+  const pool_of<cuda_world, nvfp4_format> pool(world(), 7);
+  const device_array<cuda_world, std::int32_t> indices(world(), {6, 0});
+  output<cuda_world> out(world(), 2, 0, poisons[0]);
+  for (const bool programmatic : {false, true}) {
+    cudaGraph_t graph = nullptr;
+    must(cudaStreamBeginCapture(world().stream(), cudaStreamCaptureModeThreadLocal));
+    for (int i = 0; i < 2; ++i)
+      holdfast::gather_rows(world().stream(), pool.given(), flat<std::int32_t>(indices.data(), 2), out.view(),
+                            {.programmatic = programmatic});
+    must(cudaStreamEndCapture(world().stream(), &graph));
+    std::size_t count = 1;
+    cudaGraphNode_t from = nullptr, to = nullptr;
+    cudaGraphEdgeData edge{};
+    must(cudaGraphGetEdges(graph, &from, &to, &edge, &count));
+    ASSERT_EQ(count, 1u);
+    EXPECT_EQ(edge.type, programmatic ? cudaGraphDependencyTypeProgrammatic : cudaGraphDependencyTypeDefault);
+    must(cudaGraphDestroy(graph));
+  }
+}
+
 TEST_F(CudaGatherRows, APendingErrorOfTheUsersSurvives) {
   const pool_of<cuda_world, nvfp4_format> pool(world(), 7);
   const device_array<cuda_world, std::int32_t> indices(world(), {6, 0});

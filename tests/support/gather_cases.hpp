@@ -23,6 +23,7 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <map>
 #include <memory>
 #include <random>
 #include <string>
@@ -198,10 +199,12 @@ class output {
   /// Row p is that of `named[p]`, zeros where it is negative, and the tail is zeros.
   template <class Pool>
   [[nodiscard]] ::testing::AssertionResult holds(const Pool& pool, const std::vector<std::int64_t>& named) {
+    std::map<std::int64_t, row_bytes> decoded{{-1, row_bytes{}}};
     for (std::int64_t p = 0; p < pairs_ + tail_; ++p) {
       const std::int64_t row = p < pairs_ ? named[static_cast<std::size_t>(p)] : -1;
-      const row_bytes bytes = row < 0 ? row_bytes{} : pool.decoded(row);
-      std::memcpy(should_.data() + canary + p * stride_, bytes.data(), 512);
+      auto at = decoded.find(row);
+      if (at == decoded.end()) at = decoded.emplace(row, pool.decoded(row)).first;
+      std::memcpy(should_.data() + canary + p * stride_, at->second.data(), 512);
     }
     return untouched();
   }
@@ -226,6 +229,17 @@ template <class Index>
 std::vector<Index> remap_of(const std::vector<std::int64_t>& named) {
   std::vector<Index> made;
   for (std::size_t p = 0; p < named.size(); ++p) made.push_back(named[p] < 0 ? Index{-1} : static_cast<Index>(p));
+  return made;
+}
+
+/// More than a small gather's rows, and than whole warps of any shape.
+inline constexpr std::int64_t many_pairs = holdfast::detail::most_rows_of_small_gathers + 33;
+
+/// `some`, over and over.
+template <class Index>
+std::vector<Index> many_of(const std::vector<Index>& some) {
+  std::vector<Index> made;
+  for (std::size_t p = 0; p < std::size_t{many_pairs}; ++p) made.push_back(some[p % some.size()]);
   return made;
 }
 
@@ -334,11 +348,50 @@ TYPED_TEST_P(GatherOf, WritesTheRowOfEachIndexAndNothingElse) {
 
 TYPED_TEST_P(GatherOf, ManyRowsAreGatheredSeveralAWarp) {
   using index = typename TestFixture::its_index;
-  for (const std::int64_t extra : {0, 1, 4, 5, 8}) {
-    SCOPED_TRACE(extra);  // and bytes off an aligned address: loads of every width
-    const typename TestFixture::its_pool pool(this->world(), 61, 1, {.shift = extra}, {.shift = 8 - extra});
-    const std::int64_t pairs = holdfast::detail::most_rows_of_small_gathers + extra;
-    this->expect_gather(pool, 1, random_indices<index>(pairs, 61, 3), 2 * extra);
+  constexpr std::int64_t width = TestFixture::its_format::data_bytes;
+  const struct {
+    const char* what;
+    geometry data, scales;
+  } cases[] = {
+      // whose addresses are multiples of 16 bytes (of scales with a residual, some)
+      {"packed", {}, {}},
+      {"shifted", {.shift = 16}, {.shift = 48}},
+      {"with gaps", {.row_stride = width + 16}, {.row_stride = 48}},
+      {"in pages", {.page_rows = 8}, {.page_rows = 4}},
+      {"in padded pages",
+       {.page_rows = 7, .page_stride = 7 * width + 16},
+       {.row_stride = 48, .page_rows = 5, .page_stride = 5 * 48 + 16}},
+      {"in one page", {.page_rows = 64, .page_stride = 64 * width + 1}, {.page_rows = 61, .page_stride = 61 * 36 + 4}},
+      // others
+      {"data shifted by 8", {.shift = 8}, {}},
+      {"data shifted by 4", {.shift = 4}, {}},
+      {"data shifted by 1", {.shift = 1}, {}},
+      {"data with gaps of 8", {.row_stride = width + 8}, {}},
+      {"data in pages padded by 8", {.page_rows = 7, .page_stride = 7 * width + 8}, {.page_rows = 4}},
+      {"scales shifted by 8", {}, {.shift = 8}},
+      {"scales shifted by 1", {}, {.shift = 1}},
+      {"scales with gaps", {}, {.row_stride = 40}},
+      {"scales in pages padded by 8", {.page_rows = 8}, {.row_stride = 48, .page_rows = 5, .page_stride = 5 * 48 + 8}},
+  };
+  std::uint64_t seed = 0;
+  for (const auto& where : cases) {
+    SCOPED_TRACE(where.what);
+    ++seed;
+    const typename TestFixture::its_pool pool(this->world(), 61, seed, where.data, where.scales);
+    auto indices = random_indices<index>(many_pairs, 61, seed);
+    std::fill_n(indices.begin() + 16, 48, index{-1});  // warps of nothing else
+    this->expect_gather(pool, 1, indices, static_cast<std::int64_t>(seed % 2) * 40, poisons[seed / 2 % 2]);
+  }
+}
+
+TYPED_TEST_P(GatherOf, TheFirstRowsBeyondASmallGather) {
+  using index = typename TestFixture::its_index;
+  const typename TestFixture::its_pool pool(this->world(), 61);
+  for (const std::int64_t more : {0, 1, 15, 16}) {
+    SCOPED_TRACE(more);
+    const std::int64_t pairs = holdfast::detail::most_rows_of_small_gathers + more;
+    this->expect_gather(pool, 1, random_indices<index>(pairs, 61, 3));
+    this->expect_gather(pool, 1, random_indices<index>(pairs - 20, 61, 3), 20);
   }
 }
 
@@ -360,12 +413,15 @@ TYPED_TEST_P(GatherOf, InvalidIndicesReadNothing) {
   auto source = pool.given();
   source.data.data = reinterpret_cast<const void*>(std::uintptr_t{256});  // whoever reads it faults
   if constexpr (format::residual >= 0) source.scales.data = source.data.data;
-  const typename TestFixture::its_indices indices{-1, int_min, int_max, 5, -123456, 2147480000, -2, 6};
-  const device_array<typename TestFixture::its_world, index> on_device(world, indices);
-  output<typename TestFixture::its_world> out(world, 8, 0, poisons[0]);
-  holdfast::gather_rows(world.stream(), source, flat<index>(on_device.data(), 8), out.view());
-  world.synchronize();
-  EXPECT_TRUE(out.holds(pool, std::vector<std::int64_t>(8, -1)));
+  const typename TestFixture::its_indices some{-1, int_min, int_max, 5, -123456, 2147480000, -2, 6};
+  for (const auto& indices : {some, many_of(some)}) {
+    const auto pairs = static_cast<std::int64_t>(indices.size());
+    const device_array<typename TestFixture::its_world, index> on_device(world, indices);
+    output<typename TestFixture::its_world> out(world, pairs, 0, poisons[0]);
+    holdfast::gather_rows(world.stream(), source, flat<index>(on_device.data(), pairs), out.view());
+    world.synchronize();
+    EXPECT_TRUE(out.holds(pool, std::vector<std::int64_t>(indices.size(), -1)));
+  }
 }
 
 TYPED_TEST_P(GatherOf, APoolWithoutRowsHasNoValidIndex) {
@@ -689,6 +745,41 @@ TYPED_TEST_P(GatherOf, ReplayReadsTheIndicesOfTheDay) {
   }
 }
 
+TYPED_TEST_P(GatherOf, ProgrammaticGathersWaitForThoseBefore) {
+  using index = typename TestFixture::its_index;
+  using world_type = typename TestFixture::its_world;
+  auto& world = this->world();
+  for (const std::int64_t pairs : {std::int64_t{64}, many_pairs}) {
+    SCOPED_TRACE(pairs);
+    const typename TestFixture::its_pool pool(world, pairs);
+    const auto values = random_indices<index>(pairs, pairs, 7);
+    const std::vector<index> elsewhere(values.size(), 3);
+    const device_array<world_type, index> indices(world, values);
+    device_array<world_type, index> remap(world, elsewhere);
+    output<world_type> first(world, pairs, 0, poisons[0]), second(world, pairs, 8, poisons[1]);
+    const auto both = [&] {  // the second one's indices are the first one's remap
+      holdfast::gather_rows(world.stream(), pool.given(), flat<index>(indices.data(), pairs), first.view(),
+                            {.remap = remap.data(), .programmatic = true});
+      holdfast::gather_rows(world.stream(), pool.given(), flat<const index>(remap.data(), pairs), second.view(),
+                            {.tail_rows = 8, .programmatic = true});
+    };
+    const auto named = named_by(values, pairs);
+    const auto renamed = named_by(remap_of<index>(named), pairs);
+    both();
+    world.synchronize();
+    EXPECT_TRUE(first.holds(pool, named));
+    EXPECT_TRUE(second.holds(pool, renamed));
+    auto recorded = world.record(both);
+    EXPECT_EQ(recorded.nodes(), 2u);
+    remap.set(elsewhere);
+    first.poison_again();
+    second.poison_again();
+    recorded.replay();
+    EXPECT_TRUE(first.holds(pool, named));
+    EXPECT_TRUE(second.holds(pool, renamed));
+  }
+}
+
 TYPED_TEST_P(GatherOf, OffsetsPass32Bits) {
   using index = typename TestFixture::its_index;
   using world_type = typename TestFixture::its_world;
@@ -751,6 +842,7 @@ TYPED_TEST_P(GatherOf, OffsetsPass32Bits) {
 }
 
 REGISTER_TYPED_TEST_SUITE_P(GatherOf, WritesTheRowOfEachIndexAndNothingElse, ManyRowsAreGatheredSeveralAWarp,
+                            TheFirstRowsBeyondASmallGather, ProgrammaticGathersWaitForThoseBefore,
                             InvalidIndicesAreZeroRows, InvalidIndicesReadNothing, APoolWithoutRowsHasNoValidIndex,
                             ALeadingChunkOfInvalidIndices, DuplicatesAreEqualRowsEachTime, RowsOfNaNReachNobodyElse,
                             RowLengthsAreClamped, AllLengthsZeroIsAllZeros, ALengthOfRankOneIndicesIsThatOfTheirOnlyRow,
@@ -789,10 +881,16 @@ TYPED_TEST_P(GatherRows, EveryScaleWithEveryNibbleIsExact) {
   for (std::size_t i = 0; i < data.size(); ++i) data[i] = static_cast<std::byte>(i % 8 * 0x22 + 0x10);
   for (std::size_t i = 0; i < 256; ++i) scales[i] = static_cast<std::byte>(i);
   pool_of<TypeParam, nvfp4_format> pool(this->world(), data, scales);
+  const std::vector<std::int32_t> rows{0, 1, 2, 3, 4, 5, 6, 7};
   for (const float global_scale : many_global_scales()) {
     SCOPED_TRACE(global_scale);
     pool.global_scale = global_scale;
-    this->expect_gather(pool, 1, std::vector<std::int32_t>{0, 1, 2, 3, 4, 5, 6, 7});
+    this->expect_gather(pool, 1, rows);
+  }
+  for (const float global_scale : {1.0f, 100.0f / 2688.0f, 1.0f / 3.0f, std::ldexp(1.0f, -133), -3e38f}) {
+    SCOPED_TRACE(global_scale);
+    pool.global_scale = global_scale;
+    this->expect_gather(pool, 1, many_of(rows));  // staged
   }
 }
 
@@ -856,10 +954,16 @@ TYPED_TEST_P(GatherRows, ZerosAndExtremeScalesStayFinite) {
 }
 
 TYPED_TEST_P(GatherRows, ABrokenGlobalScaleLeavesInvalidRowsZero) {
-  pool_of<TypeParam, nvfp4_residual_format> pool(this->world(), 3);
-  for (const float global_scale : {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
-    pool.global_scale = global_scale;
-    this->expect_gather(pool, 1, std::vector<std::int32_t>{-1, 0, 3, -1}, 2);
+  pool_of<TypeParam, nvfp4_format> pool(this->world(), 3);
+  pool_of<TypeParam, nvfp4_residual_format> residual_pool(this->world(), 3);
+  const std::vector<std::int32_t> indices{-1, 0, 3, -1};
+  for (const float global_scale : {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN(),
+                                   -std::numeric_limits<float>::infinity(), -1.0f}) {
+    pool.global_scale = residual_pool.global_scale = global_scale;
+    for (const auto& all : {indices, many_of(indices)}) {
+      this->expect_gather(pool, 1, all, 2);
+      this->expect_gather(residual_pool, 1, all, 2);
+    }
   }
 }
 

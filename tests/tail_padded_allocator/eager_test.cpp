@@ -187,6 +187,42 @@ TYPED_TEST(eager_scratch, released_while_its_stream_captures_goes_back_after_the
   EXPECT_EQ(this->resource.live_count(), 0U);
 }
 
+TYPED_TEST(eager_scratch, pinned_goes_back_though_the_stream_it_was_released_on_is_gone) {
+  using driver = support::driver<TypeParam>;
+  std::optional<typename driver::stream> other{driver::make_stream()};
+  auto scratch = this->make_allocator();
+  auto rows = scratch.acquire(this->stream.get(), 4);
+  driver::begin_capture(this->stream.get());
+  EXPECT_TRUE(rows.pin(this->stream.get()));
+  auto graph = driver::end_capture(this->stream.get());
+  rows.release(other->get());
+  driver::synchronize(other->get());
+  other.reset();
+  graph.reset();
+  EXPECT_TRUE(support::eventually([&] {
+    holdfast::collect(TypeParam{});
+    return this->resource.live_count() == 0;
+  }));
+}
+
+TYPED_TEST(eager_scratch, released_on_a_stream_that_captures_is_that_graphs) {
+  using driver = support::driver<TypeParam>;
+  auto other = driver::make_stream();
+  auto scratch = this->make_allocator();
+  auto rows = scratch.acquire(this->stream.get(), 4);
+  const unsigned char* const data = rows.data();
+  driver::begin_capture(other.get());
+  rows.release(other.get());
+  auto graph = driver::end_capture(other.get());
+  holdfast::collect(TypeParam{});
+  EXPECT_TRUE(this->resource.is_live(data));
+  graph.reset();
+  EXPECT_TRUE(support::eventually([&] {
+    holdfast::collect(TypeParam{});
+    return !this->resource.is_live(data);
+  }));
+}
+
 TYPED_TEST(eager_scratch, outlives_its_allocator) {
   std::optional<typename TestFixture::allocator> scratch{this->make_allocator()};
   auto rows = scratch->acquire(this->stream.get(), 4);

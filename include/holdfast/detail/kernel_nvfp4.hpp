@@ -15,7 +15,7 @@
 namespace holdfast::inline HOLDFAST_ABI::detail {
 
 /// The nibbles of one group, element 0 in the lowest nibble of `low`.
-struct e2m1_group {
+struct alignas(8) e2m1_group {
   std::uint32_t low;
   std::uint32_t high;
 };

@@ -13,8 +13,9 @@ namespace holdfast::inline HOLDFAST_ABI {
 template <row_source Source, detail::mdspan_like Indices, detail::mdspan_like Out>
 HOLDFAST_HIDDEN void gather_rows(cudaStream_t stream, const Source& source, const Indices& indices, const Out& out,
                                  const gather_options<detail::index_of<Indices>>& options = {}) {
-  detail::with_gather(source, indices, out, options,
-                      [&]<std::int32_t Rows>(const auto& gather) { detail::launch_gather<Rows>(stream, gather); });
+  detail::with_gather(source, indices, out, options, [&]<std::int32_t Rows>(const auto& gather) {
+    detail::launch_gather<Rows>(stream, gather, options.programmatic);
+  });
 }
 
 template <row_source Source, detail::mdspan_like Indices, class T>
@@ -24,13 +25,13 @@ HOLDFAST_HIDDEN void gather_rows(cudaStream_t stream, const Source& source, cons
   detail::check_scratch(rows, options.tail_rows);
   detail::with_gather(source, indices, rows.view(), options, [&]<std::int32_t Rows>(const auto& gather) {
     rows.pin(stream);
-    detail::launch_gather<Rows>(stream, gather);
+    detail::launch_gather<Rows>(stream, gather, options.programmatic);
   });
 }
 
-template <row_source Source, detail::mdspan_like Indices, class T>
-[[nodiscard]] HOLDFAST_HIDDEN scratch<T, cuda_device> gather_rows(
-    cudaStream_t stream, const Source& source, const Indices& indices, tail_padded_allocator<T, cuda_device>& allocator,
+template <row_source Source, detail::mdspan_like Indices, detail::scratch_allocator<cuda_device> Allocator>
+[[nodiscard]] HOLDFAST_HIDDEN typename Allocator::handle gather_rows(
+    cudaStream_t stream, const Source& source, const Indices& indices, Allocator& allocator,
     const gather_options<detail::index_of<Indices>>& options = {}) {
   return detail::gather_into(stream, indices, allocator, options, [&](const auto& out, const auto& with_tail) {
     gather_rows(stream, source, indices, out, with_tail);

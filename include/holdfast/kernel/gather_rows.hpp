@@ -51,8 +51,8 @@
 
 namespace holdfast::inline HOLDFAST_ABI {
 
-/// Where the rows of a pool are: device memory, any alignment, any strides (16-byte multiples of data are quickest, 8 for
-/// NVFP4). Rows are numbered flat: row `i` is at `i * row_stride_bytes`, or, with pages, at
+/// Where the rows of a pool are: device memory, any alignment, any strides (16-byte multiples are quickest, of NVFP4
+/// scales, too). Rows are numbered flat: row `i` is at `i * row_stride_bytes`, or, with pages, at
 /// `i / page_rows * page_stride_bytes + i % page_rows * row_stride_bytes`; so an index that was made as
 /// `block * page_rows + offset` means what it says, whatever lies between pages.
 struct row_pool {
@@ -103,6 +103,11 @@ struct gather_options {
   Index* remap = nullptr;
   /// Elements from one row of `remap` to the next; 0: topk.
   std::int64_t remap_row_stride = 0;
+  /// Launch so that the grid starts while its predecessor in the stream still runs, and waits for it before it reads or
+  /// writes. Saves part of a launch, and gives up a part of stream order: the grid waits for its direct predecessor only,
+  /// which covers the work before that only if the predecessor waited for it, too (see row_op_shape::programmatic). The
+  /// host device ignores it.
+  bool programmatic = false;
 };
 
 /// Element types of `out`: e4m3, or plain bytes. A framework's own e4m3 type may be added by specialising this.
@@ -197,11 +202,14 @@ void gather_rows(host::stream_ref stream, const Source& source, const Indices& i
 
 namespace detail {
 
-/// Acquires scratch for `indices` and has `gather` write it, tail included.
-template <class Indices, class T, class Device, class Options, class Gather>
-[[nodiscard]] scratch<T, Device> gather_into(typename Device::stream_type stream, const Indices& indices,
-                                             tail_padded_allocator<T, Device>& allocator, Options options,
-                                             Gather&& gather) {
+/// A tail_padded_allocator or an anchored_scratch.
+template <class Allocator, class Device>
+concept scratch_allocator = std::same_as<typename Allocator::handle, scratch<typename Allocator::element_type, Device>>;
+
+/// Acquires scratch for `indices` and has `gather` write it, tail included where that can be written.
+template <class Indices, class Allocator, class Options, class Gather>
+[[nodiscard]] typename Allocator::handle gather_into(typename Allocator::stream_type stream, const Indices& indices,
+                                                     Allocator& allocator, Options options, Gather&& gather) {
   std::int64_t pairs = 1;
   for (std::size_t i = 0; i < Indices::rank(); ++i) {
     if (__builtin_mul_overflow(pairs, static_cast<std::int64_t>(indices.extent(i)), &pairs)) {
@@ -213,8 +221,8 @@ template <class Indices, class T, class Device, class Options, class Gather>
                   std::to_string(options.tail_rows) + " asked of an allocator; it has rows of " +
                   std::to_string(fp8_row::bytes) + ", and knows its tail");
   }
-  scratch<T, Device> rows = allocator.acquire_unfilled(stream, pairs);
-  options.tail_rows = allocator.options().fill == tail_fill::zero ? rows.tail_rows() : 0;
+  typename Allocator::handle rows = allocator.acquire_unfilled(stream, pairs);
+  options.tail_rows = allocator.options().fill == tail_fill::zero && !rows.tail_read_only() ? rows.tail_rows() : 0;
   gather(rows.view(), options);
   return rows;
 }
@@ -224,6 +232,9 @@ void check_scratch(const scratch<T, Device>& rows, std::int64_t tail_rows) {
   if (tail_rows > rows.tail_rows()) {
     refuse_gather("a tail of " + std::to_string(tail_rows) + " rows asked, but the scratch has " +
                   std::to_string(rows.tail_rows()));
+  }
+  if (tail_rows != 0 && rows.tail_read_only()) {
+    refuse_gather("a tail of " + std::to_string(tail_rows) + " rows asked, but the scratch's is zero and read only");
   }
 }
 
@@ -242,11 +253,12 @@ void gather_rows(host::stream_ref stream, const Source& source, const Indices& i
   });
 }
 
-/// Into scratch of `allocator`, acquired first, whose tail the same launch writes; returns it. Throws what acquire does, too.
-template <row_source Source, detail::mdspan_like Indices, class T>
-[[nodiscard]] scratch<T, host_device> gather_rows(host::stream_ref stream, const Source& source, const Indices& indices,
-                                                  tail_padded_allocator<T, host_device>& allocator,
-                                                  const gather_options<detail::index_of<Indices>>& options = {}) {
+/// Into scratch of `allocator` (a tail_padded_allocator or an anchored_scratch), acquired first; returns it. The same
+/// launch writes the tail, unless that is zero for good. Throws what acquire does, too.
+template <row_source Source, detail::mdspan_like Indices, detail::scratch_allocator<host_device> Allocator>
+[[nodiscard]] typename Allocator::handle gather_rows(host::stream_ref stream, const Source& source,
+                                                     const Indices& indices, Allocator& allocator,
+                                                     const gather_options<detail::index_of<Indices>>& options = {}) {
   return detail::gather_into(stream, indices, allocator, options, [&](const auto& out, const auto& with_tail) {
     gather_rows(stream, source, indices, out, with_tail);
   });
