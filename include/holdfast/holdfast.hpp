@@ -1,6 +1,7 @@
 // Every host header of Holdfast. CUDA launchers are in kernel/*.cuh and need nvcc.
 #pragma once
 
+#include <holdfast/anchored_scratch.hpp>
 #include <holdfast/block.hpp>
 #include <holdfast/capture.hpp>
 #include <holdfast/device/cuda.hpp>
@@ -16,10 +17,17 @@
 #include <holdfast/padded_head_vector.hpp>
 #include <holdfast/padded_query_buffer.hpp>
 #include <holdfast/resource/async.hpp>
+#include <holdfast/resource/caching.hpp>
 #include <holdfast/resource/cub_caching.hpp>
 #include <holdfast/resource/default.hpp>
+#include <holdfast/resource/failing.hpp>
+#include <holdfast/resource/guard.hpp>
+#include <holdfast/resource/limiting.hpp>
+#include <holdfast/resource/logging.hpp>
 #include <holdfast/resource/malloc.hpp>
 #include <holdfast/resource/tail_padded.hpp>
+#include <holdfast/resource/tracking.hpp>
+#include <holdfast/resource/vmm.hpp>
 #include <holdfast/row_format.hpp>
 #include <holdfast/tail_padded_allocator.hpp>
 #include <holdfast/version.hpp>

@@ -7,11 +7,11 @@ cmake_minimum_required(VERSION 3.25)
 # public header name.hpp (and .cuh), and whatever is behind it: detail/name.hpp, detail/name_*.hpp and
 # detail/name/. An entry `name/*` is the directory, and detail/name/. The first entry that fits counts.
 set(layers
-  "version error view"
+  "version error view detail/process"
   "device/* detail/host_* detail/cuda_*"
   "memory_resource detail/resource_* detail/virtual_range"
-  "resource/*"
-  "block detail/process detail/release_queue"
+  "resource/* detail/caching_*"
+  "block detail/release_queue"
   "capture"
   "padded_query_buffer padded_head_vector"
   "tail_padded_allocator anchored_scratch"

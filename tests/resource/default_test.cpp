@@ -92,9 +92,9 @@ TEST(default_resource, takes_an_empty_choice_for_none) {
 }
 
 TEST(default_resource, refuses_a_name_that_the_device_lacks_and_lists_what_it_has) {
-  EXPECT_EQ(refusal(host_device{}, "async"), "HOLDFAST_RESOURCE=async: host devices have malloc, vmm, guard");
+  EXPECT_EQ(refusal(host_device{}, "async"), "HOLDFAST_RESOURCE=async: host devices have malloc, caching, vmm, guard");
   EXPECT_EQ(refusal(cuda_device{}, "mallocs"),
-            "HOLDFAST_RESOURCE=mallocs: cuda devices have async, malloc, cub, vmm, guard");
+            "HOLDFAST_RESOURCE=mallocs: cuda devices have async, malloc, caching, cub, vmm, guard");
 }
 
 TEST(default_resource, remembers_nothing_of_a_refusal) {
@@ -149,6 +149,7 @@ TEST_F(default_resource_cuda, is_async_for_calls) {
 TEST_F(default_resource_cuda, has_what_the_environment_can_choose) {
   EXPECT_STREQ(holdfast::detail::make_resource(cuda_device{}, "async").name(), "async_resource");
   EXPECT_STREQ(holdfast::detail::make_resource(cuda_device{}, "malloc").name(), "malloc_resource");
+  EXPECT_STREQ(holdfast::detail::make_resource(cuda_device{}, "caching").name(), "caching_resource");
   EXPECT_STREQ(holdfast::detail::make_resource(cuda_device{}, "cub").name(), "cub_caching_resource");
   EXPECT_STREQ(holdfast::detail::make_resource(cuda_device{}, "vmm").name(), "vmm_resource");
   EXPECT_STREQ(holdfast::detail::make_resource(cuda_device{}, "guard").name(), "guard_resource");

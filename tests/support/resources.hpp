@@ -14,6 +14,7 @@
 #include <holdfast/error.hpp>
 #include <holdfast/memory_resource.hpp>
 #include <holdfast/resource/async.hpp>
+#include <holdfast/resource/caching.hpp>
 #include <holdfast/resource/cub_caching.hpp>
 #include <holdfast/resource/guard.hpp>
 #include <holdfast/resource/malloc.hpp>
@@ -268,15 +269,18 @@ struct host_vmm : on<holdfast::host_device> { static constexpr auto name = "host
 struct cuda_vmm : on<holdfast::cuda_device> { static constexpr auto name = "cuda_vmm"; static auto make(device d = {}) { return holdfast::vmm_resource{d}; } };
 struct host_guard : on<holdfast::host_device> { static constexpr auto name = "host_guard"; static auto make(device d = {}) { return holdfast::guard_resource{d}; } };
 struct cuda_guard : on<holdfast::cuda_device> { static constexpr auto name = "cuda_guard"; static auto make(device d = {}) { return holdfast::guard_resource{d}; } };
+struct host_caching : on<holdfast::host_device> { static constexpr auto name = "host_caching"; static auto make(device d = {}) { return holdfast::caching_resource{holdfast::malloc_resource{d}}; } };
+struct cuda_caching : on<holdfast::cuda_device> { static constexpr auto name = "cuda_caching"; static auto make(device d = {}) { return holdfast::caching_resource{holdfast::malloc_resource{d}}; } };
 struct host_foreign : on<holdfast::host_device> { static constexpr auto name = "host_foreign"; static auto make(device d = {}) { return holdfast::any_resource<device>{foreign_pool<device>{}, d}; } };
 struct cuda_foreign : on<holdfast::cuda_device> { static constexpr auto name = "cuda_foreign"; static auto make(device d = {}) { return holdfast::any_resource<device>{foreign_pool<device>{}, d}; } };
 // clang-format on
 
 #ifdef HOLDFAST_TEST_HOST_ONLY
-using resources_under_test = ::testing::Types<host_malloc, host_vmm, host_guard, host_foreign>;
+using resources_under_test = ::testing::Types<host_malloc, host_vmm, host_guard, host_caching, host_foreign>;
 #else
-using resources_under_test = ::testing::Types<host_malloc, host_vmm, host_guard, host_foreign, cuda_malloc, cuda_async,
-                                              cuda_cub, cuda_vmm, cuda_guard, cuda_foreign>;
+using resources_under_test =
+    ::testing::Types<host_malloc, host_vmm, host_guard, host_caching, host_foreign, cuda_malloc, cuda_async, cuda_cub,
+                     cuda_vmm, cuda_guard, cuda_caching, cuda_foreign>;
 #endif
 
 struct resource_names {

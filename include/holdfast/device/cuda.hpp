@@ -55,10 +55,11 @@ void look_up(const char* name, unsigned version, Function& function) {
   function = reinterpret_cast<Function>(found);
 }
 
-/// The driver functions for streams that have no twin in the runtime, looked up once.
+/// The driver functions for streams and events that the runtime's twins, if there are any, don't do for; looked up once.
 struct cuda_stream_driver {
   PFN_cuStreamGetCtx_v9020 stream_context;
   PFN_cuCtxGetDevice_v13000 context_device;
+  PFN_cuEventQuery_v2000 event_query;
 
   static const cuda_stream_driver& get() {
     static const cuda_stream_driver functions{};
@@ -69,6 +70,7 @@ struct cuda_stream_driver {
   cuda_stream_driver() {
     look_up("cuStreamGetCtx", 9020, stream_context);
     look_up("cuCtxGetDevice", 13000, context_device);
+    look_up("cuEventQuery", 2000, event_query);
   }
 };
 
@@ -181,6 +183,16 @@ struct cuda_device {
     }
 
     void record(cudaStream_t stream) { detail::cuda_check(cudaEventRecord(event_, stream), "cudaEventRecord"); }
+    /// Whether what was recorded is done; true when nothing was. By the driver: the runtime's query would make "not yet"
+    /// the thread's last error.
+    [[nodiscard]] bool ready() const {
+      const CUresult code = detail::cuda_stream_driver::get().event_query(event_);
+      if (code == CUDA_ERROR_NOT_READY) {
+        return false;
+      }
+      detail::cuda_check(code, "cuEventQuery");
+      return true;
+    }
     void synchronize() const { detail::cuda_check(cudaEventSynchronize(event_), "cudaEventSynchronize"); }
     [[nodiscard]] cudaEvent_t get() const noexcept { return event_; }
 

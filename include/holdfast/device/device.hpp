@@ -96,6 +96,8 @@ concept device =
       // --- events ----------------------------------------------------------------------------------------------
       e.record(s);    // all work queued on s so far (a captured event, when s captures)
       D::wait(s, e);  // work queued on s from now on waits for it (and s joins its capture, when it was captured)
+      // Whether what e recorded is done (true when nothing was). Never ask an event that was recorded in a capture.
+      { e.ready() } -> std::same_as<bool>;
       e.synchronize();  // the host waits for what was recorded, which was not captured
 
       // --- graphs ----------------------------------------------------------------------------------------------

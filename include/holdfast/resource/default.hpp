@@ -5,7 +5,7 @@
 //
 // What stays, buffers and arenas, comes from a vmm_resource and grows where it is; where a device has no virtual memory
 // (default_resource(device).persistent().name() says), and for all else, CUDA devices have an async_resource and host
-// devices a malloc_resource. The environment variable HOLDFAST_RESOURCE=guard|malloc|async|cub|vmm chooses one resource for
+// devices a malloc_resource. The environment variable HOLDFAST_RESOURCE=guard|malloc|async|caching|cub|vmm chooses one resource for
 // everything, at first use. It holds for devices of both kinds, so a program that uses both can only name what both have.
 //
 // Not here: a fallback for memory pools. Where a device has none, async is an error that says so; choose malloc or cub.
@@ -17,6 +17,7 @@
 #include <holdfast/error.hpp>
 #include <holdfast/memory_resource.hpp>
 #include <holdfast/resource/async.hpp>
+#include <holdfast/resource/caching.hpp>
 #include <holdfast/resource/cub_caching.hpp>
 #include <holdfast/resource/guard.hpp>
 #include <holdfast/resource/malloc.hpp>
@@ -73,22 +74,29 @@ any_resource<Device> make_any(Device device) {
   return Resource{device};
 }
 
+template <class Device>
+any_resource<Device> make_caching(Device device) {
+  return caching_resource<Device>{malloc_resource<Device>{device}};
+}
+
 /// What a kind of device has; the first is used for calls where none is named.
 template <device Device>
 inline constexpr std::array<resource_choice<Device>, 0> resource_choices{};
 
 template <>
-inline constexpr std::array<resource_choice<cuda_device>, 5> resource_choices<cuda_device>{{
+inline constexpr std::array<resource_choice<cuda_device>, 6> resource_choices<cuda_device>{{
     {"async", make_any<async_resource, cuda_device>},
     {"malloc", make_any<malloc_resource<cuda_device>, cuda_device>},
+    {"caching", make_caching<cuda_device>},
     {"cub", make_any<cub_caching_resource, cuda_device>},
     {"vmm", make_any<vmm_resource<cuda_device>, cuda_device>},
     {"guard", make_any<guard_resource<cuda_device>, cuda_device>},
 }};
 
 template <>
-inline constexpr std::array<resource_choice<host_device>, 3> resource_choices<host_device>{{
+inline constexpr std::array<resource_choice<host_device>, 4> resource_choices<host_device>{{
     {"malloc", make_any<malloc_resource<host_device>, host_device>},
+    {"caching", make_caching<host_device>},
     {"vmm", make_any<vmm_resource<host_device>, host_device>},
     {"guard", make_any<guard_resource<host_device>, host_device>},
 }};
