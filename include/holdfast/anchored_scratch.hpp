@@ -20,8 +20,8 @@
 // or where a row's bytes are no multiple of the alignment. Where a device has no virtual memory management (some virtual
 // GPUs), it is used by itself: anchored() says which.
 //
-// Not here: giving memory back other than by destruction. Two graphs (or a graph and eager work) that use one
-// anchored_scratch at the same time are the caller's to order: use one a lane. Streams outlive it (declare them first).
+// Not here: order between graphs. Two of them (or a graph and eager work) that use one anchored_scratch at the same time
+// are the caller's to order: use one a lane. Streams outlive it (declare them first).
 #pragma once
 
 #include <holdfast/block.hpp>
@@ -106,7 +106,7 @@ class anchored_scratch {
   /// capacity it grows first, which allocates and waits for the library's own stream; within it nothing of the kind happens.
   ///
   /// Stream order: work queued by earlier handles on other streams is waited for, when both are eager or both in one
-  /// capture. Throws in_use while another handle lives, logic_error (rows < 0, too many bytes, an implicit or invalidated
+  /// capture. Throws in_use while another handle lives, suspended, logic_error (rows < 0, too many bytes, an implicit or invalidated
   /// capture, a stream of another device), out_of_memory (addresses or memory), device_error; nothing changed then.
   [[nodiscard]] handle acquire(stream_type stream, std::int64_t rows) {
     return lend(stream, rows, [&] { return fallback_->acquire(stream, rows); });
@@ -129,12 +129,47 @@ class anchored_scratch {
 
   /// Makes room for at least `rows` rows. Call it before an engine measures what memory is left for its KV pool.
   void reserve(std::int64_t rows) {
+    refuse_suspended(rows);
     if (fallback_) {
       fallback_->reserve(rows);
     } else if (rows < 0 || rows > capacity_) {
       grow(rows);
     }
   }
+
+  /// Gives the physical memory back to the device; addresses and the tail's zeros stay, and so may the graphs. Eager work of
+  /// released handles is waited for. Until resume(), acquire and reserve throw `suspended`. Throws in_use while a handle
+  /// lives, logic_error when not anchored, or while a stream that used it is capturing; nothing changed then. device_error.
+  void suspend(quiescent_t) {
+    if (fallback_) {
+      throw logic_error{who() + ": is not anchored, and cannot be suspended"};
+    }
+    if (lent_.use_count() > 1) {
+      throw in_use{who() + ": suspended while a handle of " + std::to_string(*lent_) + " rows lives; release it first"};
+    }
+    if (!suspended_) {
+      if (block_ != nullptr) {
+        block_->prepare_to_suspend();
+      }
+      suspended_ = true;  // even when what follows gets only halfway: resume makes that whole
+      if (block_ != nullptr) {
+        block_->suspend();
+      }
+    }
+  }
+
+  /// Fresh memory, contents unspecified, at the same addresses: graphs may replay when this returns. Does nothing unless
+  /// suspended. Throws out_of_memory, device_error: it is suspended then, and resume may be tried again.
+  void resume() {
+    if (suspended_) {
+      if (block_ != nullptr) {
+        block_->resume([](stream_type, void*) {});
+      }
+      suspended_ = false;
+    }
+  }
+
+  [[nodiscard]] bool suspended() const noexcept { return suspended_; }
 
   /// False: the device has no virtual memory management, and this is a tail_padded_allocator that lends to one at a time.
   [[nodiscard]] bool anchored() const noexcept { return !fallback_; }
@@ -169,8 +204,16 @@ class anchored_scratch {
     return omits_tails_ ? 0 : options_.over_read.tail_rows(rows);
   }
 
+  void refuse_suspended(std::int64_t rows) const {
+    if (suspended_) [[unlikely]] {
+      throw holdfast::suspended{who() + ": " + std::to_string(rows) +
+                                " rows asked, but its memory was given back; call resume first"};
+    }
+  }
+
   template <class FromFallback>
   [[nodiscard]] handle lend(stream_type stream, std::int64_t rows, const FromFallback& from_fallback) {
+    refuse_suspended(rows);
     if (lent_.use_count() > 1) [[unlikely]] {
       throw in_use{who() + ": " + std::to_string(rows) + " rows asked, but a handle of " + std::to_string(*lent_) +
                    " rows lives; release it first"};
@@ -244,6 +287,7 @@ class anchored_scratch {
   std::optional<tail_padded_allocator<T, Device>> fallback_;
   std::shared_ptr<block<Device>> block_;  // its data is the end of the rows
   std::int64_t capacity_ = 0;
+  bool suspended_ = false;
   std::shared_ptr<std::int64_t> lent_;  // the rows of the live handle, which shares it
 };
 

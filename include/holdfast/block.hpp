@@ -29,6 +29,13 @@
 
 namespace holdfast::inline HOLDFAST_ABI {
 
+/// A promise of the caller's: no graph that recorded the buffer runs, and none is launched, until it is resumed; work that
+/// raw pointers or views were given to is done.
+struct quiescent_t {
+  explicit quiescent_t() = default;
+};
+inline constexpr quiescent_t quiescent{};
+
 template <device Device>
 class block : public std::enable_shared_from_this<block<Device>> {
  public:

@@ -77,13 +77,6 @@ enum class growth : unsigned char {
   refuse   ///< the same, but captured_growth is thrown while a live graph holds the block
 };
 
-/// A promise of the caller's: no graph that recorded the buffer runs, and none is launched, until it is resumed; work that
-/// raw pointers or views were given to is done.
-struct quiescent_t {
-  explicit quiescent_t() = default;
-};
-inline constexpr quiescent_t quiescent{};
-
 struct buffer_options {
   std::string name = "padded_query_buffer";  ///< for errors
   holdfast::growth growth = holdfast::growth::retire;
