@@ -109,7 +109,7 @@ TYPED_TEST(anchored_tail, is_none_where_the_resource_omits_tails) {
   EXPECT_EQ(scratch.acquire(this->stream.get(), 0).data(), nullptr);
 }
 
-TYPED_TEST(anchored_tail, takes_no_memory) {
+TYPED_TEST(anchored_tail, takes_no_memory_as_the_device_counts) {
   auto warm = this->make_anchored();
   warm.reserve(1);  // makes the zero page, which is the device's
   const std::size_t granule = TypeParam{}.granularity(holdfast::physical_options{});

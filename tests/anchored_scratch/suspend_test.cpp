@@ -28,7 +28,7 @@ class suspended_anchored_scratch : public support::buffer_test<Device> {
 };
 TYPED_TEST_SUITE(suspended_anchored_scratch, support::both_devices, support::device_names);
 
-TYPED_TEST(suspended_anchored_scratch, gives_memory_back_and_graphs_replay_right_after_resume) {
+TYPED_TEST(suspended_anchored_scratch, gives_memory_back_and_graphs_replay_right_after_resume_as_the_device_counts) {
   using driver = support::driver<TypeParam>;
   auto scratch = this->make();
   driver::begin_capture(this->stream.get());

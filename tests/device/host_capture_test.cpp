@@ -377,7 +377,8 @@ TEST_F(host_capture_matrix, safe_calls_break_nothing) {
     host_device::retain(capture.graph, nullptr, nothing::destroy);
     void* const p = d.reserve(page, 0);
     const auto memory = d.create(page);
-    d.map(p, page, memory, holdfast::access::read);
+    d.map(p, page, memory);
+    d.allow(p, page, holdfast::access::read);
     d.unmap(p, page);
     d.destroy(memory);
     d.unreserve(p, page);

@@ -211,7 +211,8 @@ TEST_F(host_stream, a_free_operation_may_unmap_but_nothing_else) {
   const std::size_t page = d.granularity();
   void* const p = d.reserve(page, 0);
   const auto memory = d.create(page);
-  d.map(p, page, memory, holdfast::access::read_write);
+  d.map(p, page, memory);
+  d.allow(p, page, holdfast::access::read_write);
   d.destroy(memory);
   const std::size_t held = d.memory().free;
   host_device::fill(s, p, std::byte{1}, page);

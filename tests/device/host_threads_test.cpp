@@ -113,7 +113,8 @@ TEST(host_threads, memory_streams_graphs_and_retained_objects) {
       const stream s(d);
       char* const p = static_cast<char*>(d.reserve(page, 0));
       const auto memory = d.create(page);
-      d.map(p, page, memory, holdfast::access::read_write);
+      d.map(p, page, memory);
+      d.allow(p, page, holdfast::access::read_write);
       d.destroy(memory);
       host_device::fill(s, p, std::byte{1}, page);
       holdfast::host::enqueue_free(s, [=] {

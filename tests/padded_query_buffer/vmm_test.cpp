@@ -195,7 +195,7 @@ TYPED_TEST(vmm_buffer, graphs_replay_after_the_buffer_is_gone_and_memory_goes_ba
 
 // --- suspending ------------------------------------------------------------------------------------------------------
 
-TYPED_TEST(vmm_buffer, suspending_gives_memory_back_under_graphs_that_replay_right_after_resume) {
+TYPED_TEST(vmm_buffer, suspending_gives_memory_back_under_graphs_that_replay_right_after_resume_as_the_device_counts) {
   using driver = support::driver<TypeParam>;
   auto buffer = this->on_vmm();
   std::vector<typename driver::graph> graphs;

@@ -44,7 +44,7 @@ TEST_F(cub_caching, allocates_afresh_while_another_streams_block_is_busy) {
   drive::synchronize(s);
 }
 
-TEST_F(cub_caching, trims_all_that_is_cached) {
+TEST_F(cub_caching, trims_all_that_is_cached_as_the_device_counts) {
   holdfast::cub_caching_resource pool;
   const auto s = drive::make_stream();
   void* const kept = pool.allocate(s, mebibyte, 256);

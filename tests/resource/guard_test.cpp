@@ -146,7 +146,7 @@ TYPED_TEST(guard, keeps_unmapped_addresses_around_each_allocation) {
   pool.deallocate(s, p, 100, 4);
 }
 
-TYPED_TEST(guard, takes_whole_granules_and_gives_them_back) {
+TYPED_TEST(guard, takes_whole_granules_and_gives_them_back_as_the_device_counts) {
   typename TestFixture::guard_type pool;
   const auto s = TestFixture::drive::make_stream();
   pool.deallocate(s, pool.allocate(s, 1, 1), 1, 1);  // what the device takes for itself, it has now

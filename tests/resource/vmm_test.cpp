@@ -46,7 +46,7 @@ class vmm : public support::device_test<Device> {
 };
 TYPED_TEST_SUITE(vmm, support::both_devices, support::device_names);
 
-TYPED_TEST(vmm, takes_whole_granules_and_gives_them_back) {
+TYPED_TEST(vmm, takes_whole_granules_and_gives_them_back_as_the_device_counts) {
   typename TestFixture::vmm_type pool;
   const auto s = TestFixture::drive::make_stream();
   pool.deallocate(s, pool.allocate(s, 1, 1), 1, 1);  // what the device takes for itself, it has now
@@ -160,7 +160,7 @@ TYPED_TEST(vmm, reserves_what_an_allocation_needs_though_it_is_more_than_asked) 
   pool.deallocate(s, p, 5 * this->granule(), 256);
 }
 
-TYPED_TEST(vmm, does_not_extend_beyond_the_devices_memory) {
+TYPED_TEST(vmm, does_not_extend_beyond_the_devices_memory_as_the_device_counts) {
   const std::size_t total = TypeParam{}.memory().total;
   const std::size_t more = total / this->granule() * this->granule() * 2;
   typename TestFixture::vmm_type pool{TypeParam{}, {.reserve_bytes = 2 * more}};
@@ -236,7 +236,8 @@ TYPED_TEST(vmm, never_hands_out_addresses_again_by_option) {
 
 // --- suspension ------------------------------------------------------------------------------------------------------
 
-TYPED_TEST(vmm, decommit_gives_the_memory_back_and_recommit_takes_fresh_memory_at_the_same_addresses) {
+TYPED_TEST(vmm,
+           decommit_gives_the_memory_back_and_recommit_takes_fresh_memory_at_the_same_addresses_as_the_device_counts) {
   typename TestFixture::vmm_type pool;
   const auto s = TestFixture::drive::make_stream();
   const std::size_t bytes = 16 * this->granule();
@@ -353,7 +354,7 @@ TYPED_TEST(vmm, lets_peers_use_the_memory_as_it_grows) {
   pool.deallocate(s, p, 2 * this->granule(), 256);
 }
 
-TYPED_TEST(vmm, peers_that_do_not_exist_are_an_error_that_changes_nothing) {
+TYPED_TEST(vmm, peers_that_do_not_exist_are_an_error_that_changes_nothing_as_the_device_counts) {
   typename TestFixture::vmm_type pool{TypeParam{0}, {.peers = {63}}};
   const auto s = TestFixture::drive::make_stream();
   const std::size_t free = TypeParam{}.memory().free;

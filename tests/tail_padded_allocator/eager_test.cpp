@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -189,7 +190,7 @@ TYPED_TEST(eager_scratch, released_while_its_stream_captures_goes_back_after_the
 
 TYPED_TEST(eager_scratch, pinned_goes_back_though_the_stream_it_was_released_on_is_gone) {
   using driver = support::driver<TypeParam>;
-  std::optional<typename driver::stream> other{driver::make_stream()};
+  auto other = std::make_unique<typename driver::stream>(driver::make_stream());
   auto scratch = this->make_allocator();
   auto rows = scratch.acquire(this->stream.get(), 4);
   driver::begin_capture(this->stream.get());
