@@ -147,14 +147,12 @@ class anchored_scratch {
     if (lent_.use_count() > 1) {
       throw in_use{who() + ": suspended while a handle of " + std::to_string(*lent_) + " rows lives; release it first"};
     }
-    if (!suspended_) {
-      if (block_ != nullptr) {
-        block_->prepare_to_suspend();
-      }
-      suspended_ = true;  // even when what follows gets only halfway: resume makes that whole
-      if (block_ != nullptr) {
-        block_->suspend();
-      }
+    if (block_ != nullptr) {
+      block_->prepare_to_suspend();
+    }
+    suspended_ = true;  // even when what follows fails: it can be tried again, and resume makes all whole
+    if (block_ != nullptr) {
+      block_->suspend();
     }
   }
 
@@ -258,7 +256,13 @@ class anchored_scratch {
     std::size_t granules = 0;
     static_cast<void>(
         detail::round_up(std::max<std::size_t>(static_cast<std::size_t>(bytes), 1), resource_->granule(), granules));
-    if (!commit(granules) && (collect(device_) == 0 || !commit(granules))) {
+    const auto& queue = detail::release_queue<Device>::instance();
+    const std::uint64_t given_back = queue.given_back();
+    const auto others_gave_back = [&] {
+      collect(device_);
+      return queue.given_back() != given_back;
+    };
+    if (!commit(granules) && !(others_gave_back() && commit(granules))) {
       throw out_of_memory{who(), granules, block_ == nullptr ? 0 : block_->bytes(), device_.memory().free};
     }
     capacity_ = static_cast<std::int64_t>(block_->bytes()) / row_bytes_;

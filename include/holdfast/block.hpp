@@ -29,8 +29,8 @@
 
 namespace holdfast::inline HOLDFAST_ABI {
 
-/// A promise of the caller's: no graph that recorded the buffer runs, and none is launched, until it is resumed; work that
-/// raw pointers or views were given to is done.
+/// A promise of the caller's: no graph that recorded the buffer runs, and none is launched, until it is resumed; no capture
+/// that uses it is under way; work that raw pointers or views were given to is done.
 struct quiescent_t {
   explicit quiescent_t() = default;
 };
@@ -228,10 +228,12 @@ class block : public std::enable_shared_from_this<block<Device>> {
     detail::refuse_unusable_device(Device::name);
     auto& queue = detail::release_queue<Device>::instance();
     std::unique_ptr<block> made{new block{std::move(resource), home, bytes, alignment, std::move(counts), queue}};
+    const std::uint64_t given_back = queue.given_back();
     try {
       made->data_ = made->resource_.allocate(home, bytes, alignment);
     } catch (const out_of_memory&) {
-      if (queue.drain_all() == 0) {
+      queue.drain_all();
+      if (queue.given_back() == given_back) {
         throw;
       }
       made->data_ = made->resource_.allocate(home, bytes, alignment);

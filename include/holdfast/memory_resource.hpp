@@ -53,7 +53,7 @@ concept memory_resource = detail::resource_calls<R> && std::copyable<R> && std::
 
 /// `extend(stream, p, old_bytes, new_bytes)` grows an allocation without moving it. False: unsupported or out of memory,
 /// and nothing changed. The new bytes are unspecified. It may be called inside a capture, in every mode, on the
-/// library's own stream.
+/// library's own stream. A resource that has it but cannot always, because it wraps another one, has `extensible()`, too.
 template <class R>
 concept extensible_resource = memory_resource<R> &&
     requires(R r, typename R::stream_type stream, void* p, std::size_t bytes) {
@@ -63,6 +63,7 @@ concept extensible_resource = memory_resource<R> &&
 /// `decommit(stream, p, bytes)` gives the physical memory of an allocation back to the device, once the work queued on
 /// `stream` is done; nothing may use it until `recommit(stream, p, bytes)` has put fresh memory at the same addresses,
 /// whose contents are unspecified. Both throw device_error, recommit out_of_memory, too; either can be tried again then.
+/// `suspendable()` as `extensible()`.
 template <class R>
 concept suspendable_resource = memory_resource<R> &&
     requires(R r, typename R::stream_type stream, void* p, std::size_t bytes) {
@@ -203,7 +204,15 @@ class any_resource {
       }
     }
 
-    [[nodiscard]] bool extensible() const noexcept override { return extensible_resource<R>; }
+    [[nodiscard]] bool extensible() const noexcept override {
+      if constexpr (requires {
+                      { resource.extensible() } -> std::convertible_to<bool>;
+                    }) {
+        return resource.extensible();
+      } else {
+        return extensible_resource<R>;
+      }
+    }
 
     void decommit(stream_type stream, void* p, std::size_t bytes) override {
       suspending([&](auto& suspendable) { suspendable.decommit(stream, p, bytes); });
@@ -224,7 +233,15 @@ class any_resource {
       }
     }
 
-    [[nodiscard]] bool suspendable() const noexcept override { return suspendable_resource<R>; }
+    [[nodiscard]] bool suspendable() const noexcept override {
+      if constexpr (requires {
+                      { resource.suspendable() } -> std::convertible_to<bool>;
+                    }) {
+        return resource.suspendable();
+      } else {
+        return suspendable_resource<R>;
+      }
+    }
 
     [[nodiscard]] std::optional<any_resource> persistent() const override {
       if constexpr (requires {

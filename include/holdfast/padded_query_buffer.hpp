@@ -285,13 +285,10 @@ class padded_query_buffer {
       throw logic_error{who() + ": " + resource_.name() + " cannot give memory back under kept addresses"};
     }
     const auto all = blocks();
-    if (state_ == contents::suspended) {
-      return;
-    }
     for (const auto& alive : all) {
       alive->prepare_to_suspend();
     }
-    state_ = contents::suspended;  // even when what follows gets only halfway: resume makes that whole
+    state_ = contents::suspended;  // even when what follows fails: it can be tried again, and resume makes all whole
     for (const auto& alive : all) {
       alive->suspend();
     }

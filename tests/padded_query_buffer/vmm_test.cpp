@@ -1,5 +1,6 @@
 // Buffers on virtual memory: one address for good, and memory that comes and goes behind it.
 #include "support/buffers.hpp"
+#include "support/faulty_device.hpp"
 
 #include <holdfast/resource/malloc.hpp>
 #include <holdfast/resource/vmm.hpp>
@@ -349,6 +350,21 @@ TEST(vmm_buffer_host, stays_suspended_when_memory_is_short_at_resume) {
   holdfast::host::set_memory_size(device, std::size_t{8} << 20);
   buffer.resume();
   EXPECT_TRUE(support::padding_is_zero<host_device>(buffer.data(), 1024, large_shape<host_device>));
+}
+
+TEST(vmm_buffer_host, can_be_suspended_again_after_the_device_refused) {
+  using device = support::faulty<holdfast::host_device>;
+  holdfast::vmm_resource<device> memory;
+  holdfast::padded_query_buffer<float, device> buffer{memory, small_shape};
+  buffer.reserve(4);
+  device::fail(support::step::unmap);
+  EXPECT_THROW(buffer.suspend(holdfast::quiescent), holdfast::device_error);
+  EXPECT_NE(memory.held_bytes(), 0U);
+  device::heal();
+  buffer.suspend(holdfast::quiescent);
+  EXPECT_EQ(memory.held_bytes(), 0U);
+  buffer.resume();
+  EXPECT_TRUE(support::padding_is_zero<holdfast::host_device>(buffer.data(), 4, small_shape));
 }
 
 // --- arenas ----------------------------------------------------------------------------------------------------------

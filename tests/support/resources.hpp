@@ -16,8 +16,12 @@
 #include <holdfast/resource/async.hpp>
 #include <holdfast/resource/caching.hpp>
 #include <holdfast/resource/cub_caching.hpp>
+#include <holdfast/resource/failing.hpp>
 #include <holdfast/resource/guard.hpp>
+#include <holdfast/resource/limiting.hpp>
+#include <holdfast/resource/logging.hpp>
 #include <holdfast/resource/malloc.hpp>
+#include <holdfast/resource/tracking.hpp>
 #include <holdfast/resource/vmm.hpp>
 
 #include <cuda_runtime_api.h>
@@ -253,6 +257,16 @@ static_assert(holdfast::memory_resource<counting_resource<holdfast::host_device>
 static_assert(!holdfast::extensible_resource<counting_resource<holdfast::host_device>>);
 static_assert(holdfast::extensible_resource<growing_resource<holdfast::host_device>>);
 
+/// Every policy there is, over `upstream`. What is live when the last handle goes fails the test.
+template <class Device>
+holdfast::tracking_resource<Device> policies(holdfast::any_resource<Device> upstream) {
+  const holdfast::logging_resource<Device> logging{std::move(upstream), "/dev/null"};
+  const holdfast::failing_resource<Device> failing{logging};  // never
+  const holdfast::limiting_resource<Device> limiting{failing, SIZE_MAX};
+  return holdfast::tracking_resource<Device>{limiting,
+                                             {.on_leak = [](const std::string& report) { ADD_FAILURE() << report; }}};
+}
+
 // --- the resources under test: a new one is a line here and a word below -------------------------------------------------
 
 template <class Device>
@@ -273,14 +287,17 @@ struct host_caching : on<holdfast::host_device> { static constexpr auto name = "
 struct cuda_caching : on<holdfast::cuda_device> { static constexpr auto name = "cuda_caching"; static auto make(device d = {}) { return holdfast::caching_resource{holdfast::malloc_resource{d}}; } };
 struct host_foreign : on<holdfast::host_device> { static constexpr auto name = "host_foreign"; static auto make(device d = {}) { return holdfast::any_resource<device>{foreign_pool<device>{}, d}; } };
 struct cuda_foreign : on<holdfast::cuda_device> { static constexpr auto name = "cuda_foreign"; static auto make(device d = {}) { return holdfast::any_resource<device>{foreign_pool<device>{}, d}; } };
+struct host_policies : on<holdfast::host_device> { static constexpr auto name = "host_policies"; static auto make(device d = {}) { return policies<device>(holdfast::malloc_resource{d}); } };
+struct cuda_policies : on<holdfast::cuda_device> { static constexpr auto name = "cuda_policies"; static auto make(device d = {}) { return policies<device>(holdfast::async_resource{d}); } };
 // clang-format on
 
 #ifdef HOLDFAST_TEST_HOST_ONLY
-using resources_under_test = ::testing::Types<host_malloc, host_vmm, host_guard, host_caching, host_foreign>;
+using resources_under_test =
+    ::testing::Types<host_malloc, host_vmm, host_guard, host_caching, host_policies, host_foreign>;
 #else
 using resources_under_test =
-    ::testing::Types<host_malloc, host_vmm, host_guard, host_caching, host_foreign, cuda_malloc, cuda_async, cuda_cub,
-                     cuda_vmm, cuda_guard, cuda_caching, cuda_foreign>;
+    ::testing::Types<host_malloc, host_vmm, host_guard, host_caching, host_policies, host_foreign, cuda_malloc,
+                     cuda_async, cuda_cub, cuda_vmm, cuda_guard, cuda_caching, cuda_policies, cuda_foreign>;
 #endif
 
 struct resource_names {
@@ -308,6 +325,7 @@ class resource_test : public device_test<typename Entry::device> {
     if constexpr (requires { resource.held_bytes(); }) all.push_back(resource.held_bytes());
     if constexpr (requires { resource.reserved_bytes(); }) all.push_back(resource.reserved_bytes());
     if constexpr (requires { resource.cached_bytes(); }) all.push_back(resource.cached_bytes());
+    if constexpr (requires { resource.live_bytes(); }) all.push_back(resource.live_bytes());
     if constexpr (requires { resource.used_bytes(); }) all.push_back(resource.used_bytes());
     return all;
   }

@@ -169,6 +169,24 @@ TYPED_TEST(captured_scratch, is_not_used_again_on_a_fork_that_does_not_come_afte
   EXPECT_TRUE(graph);
 }
 
+TYPED_TEST(captured_scratch, is_not_used_again_on_such_a_fork_after_many_other_captures_either) {
+  using driver = support::driver<TypeParam>;
+  auto other = driver::make_stream();
+  auto third = driver::make_stream();
+  driver::begin_capture(this->stream.get(), support::capture_mode::relaxed);
+  driver::fork(this->stream.get(), other.get());
+  const unsigned char* const first = this->scratch.acquire(this->stream.get(), 4).data();
+  std::vector<typename driver::graph> graphs;
+  for (int i = 0; i < 100; ++i) {
+    driver::begin_capture(third.get(), support::capture_mode::relaxed);
+    static_cast<void>(this->scratch.acquire(third.get(), 4));
+    graphs.push_back(driver::end_capture(third.get()));
+  }
+  EXPECT_NE(this->scratch.acquire(other.get(), 4).data(), first);
+  driver::fork(other.get(), this->stream.get());
+  EXPECT_TRUE(driver::end_capture(this->stream.get()));
+}
+
 TYPED_TEST(captured_scratch, is_used_again_on_a_fork_that_comes_after) {
   using driver = support::driver<TypeParam>;
   auto side = driver::make_stream();
@@ -217,6 +235,25 @@ TYPED_TEST(captured_scratch, held_past_its_capture_is_nobody_elses) {
   driver::begin_capture(this->stream.get());
   EXPECT_EQ(this->scratch.acquire(this->stream.get(), 4).data(), data);
   auto third = driver::end_capture(this->stream.get());
+}
+
+TYPED_TEST(captured_scratch, used_eagerly_after_its_capture_and_released_in_another_is_not_given_back_too_early) {
+  using driver = support::driver<TypeParam>;
+  auto* const kept = static_cast<unsigned char*>(driver::allocate(row_bytes));
+  {
+    holdfast::tail_padded_allocator<unsigned char, TypeParam> own{this->resource, {.row_elements = row_bytes}};
+    driver::begin_capture(this->stream.get());
+    auto held = own.acquire(this->stream.get(), 1);
+    auto graph = driver::end_capture(this->stream.get());
+    TypeParam::fill(this->stream.get(), held.data(), std::byte{0x5A}, row_bytes);
+    TypeParam::copy(this->stream.get(), kept, held.data(), row_bytes);
+    driver::begin_capture(this->stream.get());
+    held.release();
+    graph = driver::end_capture(this->stream.get());
+  }
+  driver::synchronize(this->stream.get());
+  EXPECT_EQ(driver::read(kept, row_bytes), std::vector<unsigned char>(row_bytes, 0x5A));
+  driver::deallocate(kept);
 }
 
 TYPED_TEST(captured_scratch, is_never_eager_scratch) {

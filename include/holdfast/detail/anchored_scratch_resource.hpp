@@ -116,7 +116,7 @@ class anchored_scratch_impl {
 
   void deallocate(stream_type stream, void* p, std::size_t, std::size_t) {
     if (range_ != nullptr && p == end()) {
-      wait_for(stream);
+      wait_for_work(device, stream);
       range_.reset();
     }
   }
@@ -134,7 +134,7 @@ class anchored_scratch_impl {
   }
 
   void decommit(stream_type stream) {
-    wait_for(stream);
+    wait_for_work(device, stream);
     range_->decommit();
   }
 
@@ -146,13 +146,6 @@ class anchored_scratch_impl {
 
  private:
   [[nodiscard]] void* end() const noexcept { return range_->data() + room_; }
-
-  /// By an event: synchronising the legacy stream would break the captures of blocking streams.
-  void wait_for(stream_type stream) const {
-    typename Device::event queued{device};
-    queued.record(stream);
-    queued.synchronize();
-  }
 
   std::size_t granule_ = 0;
   std::size_t room_ = 0;  // bytes of addresses before the end

@@ -53,11 +53,14 @@ class capture_arena {
                               std::size_t alignment) {
     const std::lock_guard lock{mutex_};
     session& own = session_of(capture.id);
-    const std::vector<piece> taken = taken_from(stream, own);
-    piece found =
-        first_fit(taken, bytes, alignment, [](const block<Device>& in, std::size_t end) { return end <= in.bytes(); });
-    if (found.in == nullptr && resource_.extensible()) {
-      found = first_fit(taken, bytes, alignment, grows_to);
+    piece found;
+    if (!own.forgotten) {
+      const std::vector<piece> taken = taken_from(stream, own);
+      found = first_fit(taken, bytes, alignment,
+                        [](const block<Device>& in, std::size_t end) { return end <= in.bytes(); });
+      if (found.in == nullptr && resource_.extensible()) {
+        found = first_fit(taken, bytes, alignment, grows_to);
+      }
     }
     if (found.in == nullptr) {
       found = {add_for(bytes), 0, bytes};
@@ -78,7 +81,7 @@ class capture_arena {
       const auto capture = Device::capturing(stream);
       if (capture.state == capture_state::active && capture.id == acquired_in) {
         session_of(acquired_in).released.push_back({held, stream, Device::frontier(stream)});
-      } else if (capture.state == capture_state::none) {
+      } else {  // the handle may have been used eagerly since its capture ended
         held.in->end_use_after_capture(stream);
       }
     } catch (...) {
@@ -113,9 +116,10 @@ class capture_arena {
   struct session {
     std::uint64_t capture;
     std::vector<use> released;
+    bool forgotten = false;  // what it released before is not known any more: it gets new memory only
   };
 
-  /// Captures that may be under way at a time in one lane; what an older one released is not used again by it.
+  /// Captures that may be under way at a time in one lane and still use again what they released.
   static constexpr std::size_t most_sessions = 64;
 
   session& session_of(std::uint64_t capture) {
@@ -124,10 +128,12 @@ class capture_arena {
     if (found != sessions_.end()) {
       return *found;
     }
+    const bool forgotten = std::find(forgotten_.begin(), forgotten_.end(), capture) != forgotten_.end();
     if (sessions_.size() == most_sessions) {
+      forgotten_.push_back(sessions_.front().capture);
       sessions_.erase(sessions_.begin());
     }
-    return sessions_.emplace_back(session{capture, {}});
+    return sessions_.emplace_back(session{capture, {}, forgotten});
   }
 
   /// Where it can, a block grows where it is, by no more than is needed.
@@ -197,6 +203,7 @@ class capture_arena {
   std::vector<std::shared_ptr<block<Device>>> blocks_;
   std::vector<piece> held_;
   std::vector<session> sessions_;
+  std::vector<std::uint64_t> forgotten_;  // captures whose sessions had to go
 };
 
 }  // namespace holdfast::HOLDFAST_ABI::detail

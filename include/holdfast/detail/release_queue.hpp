@@ -35,7 +35,8 @@ class byte_counts {
   [[nodiscard]] std::uint64_t retired_bytes() const noexcept { return retired_.load(std::memory_order_acquire); }
   /// Without an owner, and not yet back in their resource.
   [[nodiscard]] std::uint64_t pending_bytes() const noexcept { return pending_.load(std::memory_order_acquire); }
-  /// Attempts to give a block back that failed (the runtime gone or broken); its bytes stay pending.
+  /// Attempts to give a block back that failed before its resource was asked (the runtime gone or broken); its bytes stay
+  /// pending.
   [[nodiscard]] std::uint64_t failures() const noexcept { return failures_.load(std::memory_order_acquire); }
 
   void pinned(std::uint64_t bytes) noexcept { change(&byte_counts::pinned_, bytes); }
@@ -94,18 +95,25 @@ class release_queue {
     link(dead);
   }
 
-  /// Tries to give queued blocks back, a bounded number of them. Returns how many bytes went back.
+  /// Tries to give queued blocks back, a bounded number of them; none while another thread does. Returns how many bytes
+  /// went back.
   std::size_t drain() noexcept {
-    return drain(64, [](const block<Device>&) { return true; });
+    const std::unique_lock lock{draining_, std::try_to_lock};
+    return lock ? drain(64, [](const block<Device>&) { return true; }) : 0;
   }
-  /// All of them; those of `device` alone.
+  /// All of them; those of `device` alone. Another thread that does so is waited for: it may have memory in its hands.
   std::size_t drain_all() noexcept {
+    const std::lock_guard lock{draining_};
     return drain(std::numeric_limits<std::size_t>::max(), [](const block<Device>&) { return true; });
   }
   std::size_t drain_all(Device device) noexcept {
+    const std::lock_guard lock{draining_};
     return drain(std::numeric_limits<std::size_t>::max(),
                  [device](const block<Device>& dead) { return dead.device() == device; });
   }
+
+  /// Bytes that went back so far, by any thread. Whoever finds memory short drains, and if this grew since, tries again.
+  [[nodiscard]] std::uint64_t given_back() const noexcept { return given_back_.load(std::memory_order_acquire); }
 
  private:
   template <class Wanted>
@@ -121,6 +129,7 @@ class release_queue {
       queued = dead->next_;
       if (wanted(*dead) && limit != 0 && (--limit, dead->give_back())) {
         bytes += dead->bytes_;
+        given_back_.fetch_add(dead->bytes_, std::memory_order_acq_rel);
         dead->counts_->returned(dead->bytes_);
         delete dead;
       } else {
@@ -137,6 +146,8 @@ class release_queue {
   }
 
   std::atomic<block<Device>*> head_{nullptr};
+  std::recursive_mutex draining_;  // a resource that goes with its last block may come back here
+  std::atomic<std::uint64_t> given_back_{0};
   std::array<byte_counts, 64> totals_{};
 };
 

@@ -6,7 +6,8 @@
 // What stays, buffers and arenas, comes from a vmm_resource and grows where it is; where a device has no virtual memory
 // (default_resource(device).persistent().name() says), and for all else, CUDA devices have an async_resource and host
 // devices a malloc_resource. The environment variable HOLDFAST_RESOURCE=guard|malloc|async|caching|cub|vmm chooses one resource for
-// everything, at first use. It holds for devices of both kinds, so a program that uses both can only name what both have.
+// everything, at first use, but for anchored_scratch, which is virtual memory of its own. It holds for devices of both
+// kinds, so a program that uses both can only name what both have.
 //
 // Not here: a fallback for memory pools. Where a device has none, async is an error that says so; choose malloc or cub.
 #pragma once

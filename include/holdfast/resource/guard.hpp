@@ -140,7 +140,7 @@ class guard_impl {
       return;
     }
     try {
-      wait_for(stream);
+      wait_for_work(device, stream);
       taken.mapped().range->decommit();
     } catch (...) {  // it may still be in use
       const std::lock_guard lock{mutex_};
@@ -195,13 +195,6 @@ class guard_impl {
     std::unique_ptr<virtual_range<Device>> range;
     std::size_t slack;
   };
-
-  /// By an event: synchronising the legacy stream would break the captures of blocking streams.
-  void wait_for(stream_type stream) const {
-    typename Device::event queued{device};
-    queued.record(stream);
-    queued.synchronize();
-  }
 
   /// Takes the addresses of freed allocations when those are what is short.
   [[nodiscard]] std::unique_ptr<virtual_range<Device>> reserve(std::size_t bytes, std::size_t alignment,

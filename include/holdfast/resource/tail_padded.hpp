@@ -5,6 +5,7 @@
 //
 // For consumers that over-read memory which comes from all over an engine. The tail is filled in the order of the
 // allocating stream; it costs its bytes and a memset each time. Where rows are known, use a tail_padded_allocator.
+// Buffers and arenas over it have tails, too; so they don't grow where they are.
 // Not here: a tail for memory that was allocated elsewhere.
 #pragma once
 

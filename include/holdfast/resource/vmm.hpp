@@ -105,7 +105,7 @@ class vmm_impl {
       return;
     }
     try {
-      wait_for(stream);
+      wait_for_work(device, stream);
       taken.mapped()->decommit();
     } catch (...) {  // it may still be in use
       const std::lock_guard lock{mutex_};
@@ -140,7 +140,7 @@ class vmm_impl {
   }
 
   void decommit(stream_type stream, void* p) {
-    wait_for(stream);
+    wait_for_work(device, stream);
     const std::lock_guard lock{mutex_};
     range_at(p).decommit();
   }
@@ -171,13 +171,6 @@ class vmm_impl {
   const Device device;
 
  private:
-  /// By an event: synchronising the legacy stream would break the captures of blocking streams.
-  void wait_for(stream_type stream) const {
-    typename Device::event queued{device};
-    queued.record(stream);
-    queued.synchronize();
-  }
-
   [[nodiscard]] std::unique_ptr<virtual_range<Device>> reserve(std::size_t wanted, std::size_t least,
                                                                std::size_t alignment) const {
     for (;;) {
@@ -214,7 +207,8 @@ class vmm_impl {
 /// Thread safe.
 ///
 /// Fresh memory is usable at once, on any stream of the device and its peers. `deallocate` and `decommit` wait on the host
-/// for the work queued on their stream; no call here breaks anybody's capture. A pointer that is not this resource's, or was given
+/// for the work queued on their stream (what a kernel of the host device throws meanwhile is lost: synchronise first); no
+/// call here breaks anybody's capture. A pointer that is not this resource's, or was given
 /// back before, is ignored by `deallocate` and `extend`. Memory never given back stays with the process.
 template <device Device>
 class vmm_resource : public detail::resource_handle<detail::vmm_impl<Device>> {
