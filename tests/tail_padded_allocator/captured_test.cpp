@@ -240,19 +240,24 @@ TYPED_TEST(captured_scratch, held_past_its_capture_is_nobody_elses) {
 TYPED_TEST(captured_scratch, used_eagerly_after_its_capture_and_released_in_another_is_not_given_back_too_early) {
   using driver = support::driver<TypeParam>;
   auto* const kept = static_cast<unsigned char*>(driver::allocate(row_bytes));
-  {
-    holdfast::tail_padded_allocator<unsigned char, TypeParam> own{this->resource, {.row_elements = row_bytes}};
-    driver::begin_capture(this->stream.get());
-    auto held = own.acquire(this->stream.get(), 1);
-    auto graph = driver::end_capture(this->stream.get());
-    TypeParam::fill(this->stream.get(), held.data(), std::byte{0x5A}, row_bytes);
-    TypeParam::copy(this->stream.get(), kept, held.data(), row_bytes);
-    driver::begin_capture(this->stream.get());
-    held.release();
-    graph = driver::end_capture(this->stream.get());
+  for (std::uint64_t seed = 0; seed < 16; ++seed) {
+    const support::any_order<TypeParam> order{seed};
+    {
+      holdfast::tail_padded_allocator<unsigned char, TypeParam> own{this->resource, {.row_elements = row_bytes}};
+      driver::begin_capture(this->stream.get());
+      auto held = own.acquire(this->stream.get(), 1);
+      auto graph = driver::end_capture(this->stream.get());
+      TypeParam::fill(this->stream.get(), held.data(), std::byte{0x5A}, row_bytes);
+      TypeParam::copy(this->stream.get(), kept, held.data(), row_bytes);
+      driver::begin_capture(this->stream.get());
+      held.release();
+      graph = driver::end_capture(this->stream.get());
+    }
+    holdfast::collect(TypeParam{});
+    driver::synchronize(TypeParam{}.library_stream());  // where memory goes back
+    driver::synchronize(this->stream.get());
+    EXPECT_EQ(driver::read(kept, row_bytes), std::vector<unsigned char>(row_bytes, 0x5A));
   }
-  driver::synchronize(this->stream.get());
-  EXPECT_EQ(driver::read(kept, row_bytes), std::vector<unsigned char>(row_bytes, 0x5A));
   driver::deallocate(kept);
 }
 
