@@ -106,6 +106,11 @@ class block : public std::enable_shared_from_this<block<Device>> {
     const typename Device::current_scope current{device()};
     wait_for_uses();
     resource_.decommit(home_, data_, bytes_);
+    for (use& last : uses_) {  // handles may live on, and be used again
+      if (!let_go_ && !Device::thread_bound(last.stream)) {
+        last.mark.reset();
+      }
+    }
   }
 
   /// Fresh memory at the same addresses, then `initialise(stream, data)`, waited for. Throws out_of_memory, device_error;

@@ -146,7 +146,10 @@ class arena_use {
   template <class Who>
   void release(stream_type stream, Who&& who) {
     if (arena_ != nullptr) {
-      static_cast<void>(usable_capture<Device>(stream, who));
+      const auto capture = usable_capture<Device>(stream, who);
+      if (capture.state == capture_state::active) {
+        held_.in->pin(capture);
+      }
       release_on(stream);
     }
   }
@@ -154,7 +157,7 @@ class arena_use {
  private:
   void release_on(stream_type stream) noexcept {
     if (arena_ != nullptr) {
-      arena_->release(held_, stream, capture_);
+      arena_->release(held_, stream, stream_, capture_);
       arena_.reset();
     }
   }

@@ -74,15 +74,19 @@ class capture_arena {
     return found;
   }
 
-  /// The use of `held` ends on `stream`.
-  void release(const piece& held, stream_type stream, std::uint64_t acquired_in) noexcept {
+  /// The use of `held`, which was acquired on `acquired_on` in the capture `acquired_in`, ends on `stream`.
+  void release(const piece& held, stream_type stream, stream_type acquired_on, std::uint64_t acquired_in) noexcept {
     const std::lock_guard lock{mutex_};
     try {
       const auto capture = Device::capturing(stream);
-      if (capture.state == capture_state::active && capture.id == acquired_in) {
-        session_of(acquired_in).released.push_back({held, stream, Device::frontier(stream)});
-      } else {  // the handle may have been used eagerly since its capture ended
+      if (capture.state == capture_state::active) {
+        session_of(capture.id).released.push_back({held, stream, Device::frontier(stream)});
+      }
+      if (capture.id != acquired_in) {  // it may have been used eagerly since its capture ended
         held.in->end_use_after_capture(stream);
+      }
+      if (!(stream == acquired_on) && Device::capturing(acquired_on).id != acquired_in) {
+        held.in->end_use_after_capture(acquired_on);
       }
     } catch (...) {
       return;  // what could not be noted down stays held
@@ -93,6 +97,9 @@ class capture_arena {
   /// At least one block of `bytes`.
   void reserve(std::size_t bytes) {
     const std::lock_guard lock{mutex_};
+    if (bytes == 0) {
+      return;
+    }
     if (std::none_of(blocks_.begin(), blocks_.end(), [&](const auto& owned) { return owned->bytes() >= bytes; }) &&
         (blocks_.empty() || !grows_to(*blocks_.back(), bytes))) {
       add(bytes);
