@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <thread>
@@ -115,6 +116,129 @@ TYPED_TEST(caching_streams, a_new_stream_of_a_released_handle_waits_for_the_old_
   pool.deallocate(recycled, q, bytes, 256);
 }
 
+/// Two blocks of one segment: one stays in use, and the other's work is pending when it is freed.
+template <class Device>
+struct half_used {
+  using drive = support::driver<Device>;
+  static constexpr std::size_t size = 4096;
+
+  template <class Pool>
+  half_used(Pool& pool, typename Device::stream_type s) : used(pool.allocate(s, size, 256)) {
+    freed = pool.allocate(s, size, 256);
+    Device::fill(s, freed, std::byte{1}, size);
+    Device::copy(s, kept, freed, size);
+    Device::fill(s, used, std::byte{1}, size);
+    Device::copy(s, kept + size, used, size);
+    done.record(s);
+    pool.deallocate(s, freed, size, 256);
+  }
+  half_used(const half_used&) = delete;
+  half_used& operator=(const half_used&) = delete;
+  ~half_used() { drive::deallocate(kept); }
+
+  /// Once memory at `p` is usable on `s`, its work and this one's don't disturb each other.
+  [[nodiscard]] bool undisturbed_by(typename Device::stream_type s, void* p) const {
+    Device::fill(s, p, std::byte{2}, size);
+    Device::synchronize(s);
+    done.synchronize();
+    return drive::read(kept, 2 * size) == std::vector<std::byte>(2 * size, std::byte{1}) &&
+           drive::read(static_cast<const std::byte*>(p), size) == std::vector<std::byte>(size, std::byte{2});
+  }
+
+  void* used;
+  void* freed;
+  std::byte* kept = static_cast<std::byte*>(drive::allocate(2 * size));
+  typename Device::event done{Device{}};
+};
+
+TYPED_TEST(caching_streams, of_a_released_handle_wait_for_the_work_of_what_was_left_beside_memory_in_use) {
+  for (std::uint64_t seed = 0; seed < 16; ++seed) {
+    const support::any_order<TypeParam> order{seed};
+    auto pool = this->make_pool();
+    auto old = std::optional{TestFixture::drive::make_stream()};
+    const half_used<TypeParam> left{pool, *old};
+    pool.release(*old);
+    old.reset();
+    const auto recycled = TestFixture::drive::make_stream();
+    void* const p = pool.allocate(recycled, left.size, 256);
+    EXPECT_TRUE(left.undisturbed_by(recycled, p)) << seed;
+    pool.deallocate(recycled, p, left.size, 256);
+    pool.deallocate(recycled, left.used, left.size, 256);
+    EXPECT_EQ(pool.errors(), 0U);
+  }
+}
+
+TYPED_TEST(caching_streams, of_a_released_handle_wait_for_the_work_of_what_they_free_in_the_place_of_the_old_one) {
+  for (std::uint64_t seed = 0; seed < 16; ++seed) {
+    const support::any_order<TypeParam> order{seed};
+    auto pool = this->make_pool();
+    auto old = std::optional{TestFixture::drive::make_stream()};
+    const half_used<TypeParam> left{pool, *old};
+    pool.release(*old);
+    old.reset();
+    const auto recycled = TestFixture::drive::make_stream();
+    pool.deallocate(recycled, left.used, left.size, 256);
+    void* const p = pool.allocate(recycled, left.size, 256);
+    EXPECT_TRUE(left.undisturbed_by(recycled, p)) << seed;
+    pool.deallocate(recycled, p, left.size, 256);
+    EXPECT_EQ(pool.errors(), 0U);
+  }
+}
+
+TYPED_TEST(caching_streams, of_a_released_handle_that_are_released_in_turn_pass_the_old_ones_work_on) {
+  for (std::uint64_t seed = 0; seed < 16; ++seed) {
+    const support::any_order<TypeParam> order{seed};
+    auto pool = this->make_pool();
+    auto stream = std::optional{TestFixture::drive::make_stream()};
+    const half_used<TypeParam> left{pool, *stream};
+    for (int i = 0; i < 2; ++i) {  // the second one has not used the pool
+      pool.release(*stream);
+      stream.reset();
+      stream.emplace(TestFixture::drive::make_stream());
+    }
+    void* const p = pool.allocate(*stream, left.size, 256);
+    EXPECT_TRUE(left.undisturbed_by(*stream, p)) << seed;
+    pool.deallocate(*stream, p, left.size, 256);
+    pool.deallocate(*stream, left.used, left.size, 256);
+    EXPECT_EQ(pool.errors(), 0U);
+  }
+}
+
+TYPED_TEST(caching_streams, of_a_released_handle_lend_what_became_whole_behind_the_old_ones_work) {
+  for (std::uint64_t seed = 0; seed < 16; ++seed) {
+    const support::any_order<TypeParam> order{seed};
+    auto pool = this->make_pool({.max_reserved_bytes = 2 * mebibyte});
+    const auto t = TestFixture::drive::make_stream();
+    auto old = std::optional{TestFixture::drive::make_stream()};
+    const half_used<TypeParam> left{pool, *old};
+    pool.release(*old);
+    old.reset();
+    const auto recycled = TestFixture::drive::make_stream();
+    pool.deallocate(recycled, left.used, left.size, 256);
+    pool.release(recycled);
+    void* const first = pool.allocate(t, left.size, 256);
+    void* const p = pool.allocate(t, left.size, 256);
+    EXPECT_EQ(p, left.freed);
+    EXPECT_TRUE(left.undisturbed_by(t, p)) << seed;
+    pool.deallocate(t, first, left.size, 256);
+    pool.deallocate(t, p, left.size, 256);
+  }
+}
+
+TYPED_TEST(caching_streams, that_are_gone_take_back_what_is_freed_on_another) {
+  auto pool = this->make_pool();
+  const auto t = TestFixture::drive::make_stream();
+  auto gone = std::optional{TestFixture::drive::make_stream()};
+  const half_used<TypeParam> left{pool, *gone};
+  pool.release(*gone);
+  gone.reset();
+  pool.deallocate(t, left.used, left.size, 256);
+  EXPECT_EQ(pool.errors(), 0U);
+  EXPECT_EQ(pool.used_bytes(), 0U);
+  pool.trim();
+  EXPECT_EQ(pool.reserved_bytes(), 0U);
+}
+
 TYPED_TEST(caching_streams, may_be_gone_when_their_memory_is_trimmed) {
   auto pool = this->make_pool();
   auto gone = std::optional{TestFixture::drive::make_stream()};
@@ -127,7 +251,8 @@ TYPED_TEST(caching_streams, may_be_gone_when_their_memory_is_trimmed) {
   gone.reset();
   pool.trim();
   EXPECT_EQ(pool.reserved_bytes(), bytes);
-  EXPECT_FALSE(this->upstream.is_live(p));
+  EXPECT_EQ(this->upstream.live_count(), 1U);
+  EXPECT_TRUE(this->upstream.is_live(used));
   pool.deallocate(s, used, bytes, 256);  // on another stream, since its own is gone
   EXPECT_EQ(pool.errors(), 0U);
   pool.trim();
@@ -189,12 +314,12 @@ TYPED_TEST(caching_streams, use_a_new_segment_after_what_the_upstream_does_to_it
   }
 }
 
-// --- streams that stay --------------------------------------------------------------------------------------------------
+// --- streams that stay: declared before the pool, which they outlive ----------------------------------------------------
 
 TYPED_TEST(caching_streams, that_stay_share_what_they_freed_once_they_are_idle) {
-  auto pool = this->make_pool({.streams_stay = true});
   const auto s = TestFixture::drive::make_stream();
   const auto t = TestFixture::drive::make_stream();
+  auto pool = this->make_pool({.streams_stay = true});
   void* const p = pool.allocate(s, bytes, 256);
   pool.deallocate(s, p, bytes, 256);
   std::vector<void*> blocks;
@@ -209,9 +334,9 @@ TYPED_TEST(caching_streams, that_stay_share_what_they_freed_once_they_are_idle) 
 }
 
 TYPED_TEST(caching_streams, that_stay_keep_what_they_may_be_about_to_need) {
-  auto pool = this->make_pool({.streams_stay = true});
   const auto s = TestFixture::drive::make_stream();
   const auto t = TestFixture::drive::make_stream();
+  auto pool = this->make_pool({.streams_stay = true});
   void* const p = pool.allocate(s, bytes, 256);
   static_cast<void>(this->occupy(s));
   pool.deallocate(s, p, bytes, 256);
@@ -222,9 +347,9 @@ TYPED_TEST(caching_streams, that_stay_keep_what_they_may_be_about_to_need) {
 }
 
 TYPED_TEST(caching_streams, that_stay_wait_for_each_other_without_the_host_when_memory_is_short) {
-  auto pool = this->make_pool({.max_reserved_bytes = bytes, .streams_stay = true});
   const auto s = TestFixture::drive::make_stream();
   const auto t = TestFixture::drive::make_stream();
+  auto pool = this->make_pool({.max_reserved_bytes = bytes, .streams_stay = true});
   auto* const kept = static_cast<std::byte*>(TestFixture::drive::allocate(1000));
   for (int round = 0; round < 8; ++round) {
     const support::any_order<TypeParam> order{static_cast<std::uint64_t>(round)};
@@ -249,9 +374,9 @@ TYPED_TEST(caching_streams, that_stay_wait_for_each_other_without_the_host_when_
 }
 
 TYPED_TEST(caching_streams, that_stay_are_not_touched_while_they_capture) {
-  auto pool = this->make_pool({.streams_stay = true});
   const auto s = TestFixture::drive::make_stream();
   const auto t = TestFixture::drive::make_stream();
+  auto pool = this->make_pool({.streams_stay = true});
   void* const p = pool.allocate(s, bytes, 256);
   pool.deallocate(s, p, bytes, 256);
   TestFixture::drive::synchronize(s);
@@ -274,10 +399,10 @@ TYPED_TEST(caching_streams, that_stay_are_not_touched_while_they_capture) {
 }
 
 TYPED_TEST(caching_streams, that_stay_are_not_touched_while_another_captures_what_would_depend_on_them) {
-  auto pool = this->make_pool({.streams_stay = true});
   const auto legacy = TestFixture::drive::legacy_stream();
   const auto blocking = TestFixture::drive::make_stream(support::stream_kind::blocking);
   const auto t = TestFixture::drive::make_stream();
+  auto pool = this->make_pool({.streams_stay = true});
   void* const p = pool.allocate(legacy, bytes, 256);
   pool.deallocate(legacy, p, bytes, 256);
   auto* const some = TestFixture::drive::allocate(64);
@@ -368,6 +493,50 @@ TYPED_TEST(caching_streams, of_a_thread_that_is_gone_leave_their_memory_to_other
         TypeParam{}.library_stream());  // trim has queued the frees behind the threads' work
     EXPECT_EQ(TestFixture::drive::read(kept, 1000), std::vector<std::byte>(1000, std::byte{1})) << round;
     EXPECT_EQ(TestFixture::drive::read(kept + 1000, 1000), std::vector<std::byte>(1000, std::byte{2})) << round;
+  }
+  TestFixture::drive::deallocate(kept);
+}
+
+TYPED_TEST(caching_streams, of_a_thread_whose_identity_comes_back_are_waited_for_all_the_same) {
+  auto* const kept = static_cast<std::byte*>(TestFixture::drive::allocate(1000));
+  for (const bool release : {false, true}) {
+    for (std::uint64_t seed = 0; seed < 16; ++seed) {
+      const support::any_order<TypeParam> order{seed};
+      auto pool = this->make_pool({.max_reserved_bytes = 2 * bytes});
+      const auto handle = TestFixture::drive::per_thread_stream();
+      void* p = nullptr;
+      void* q = nullptr;
+      typename TypeParam::event done{TypeParam{}};
+      std::thread{[&, mine = pool]() mutable {
+        p = mine.allocate(handle, bytes, 256);
+        q = mine.allocate(handle, bytes, 256);
+        TypeParam::fill(handle, p, std::byte{1}, 1000);
+        TypeParam::copy(handle, kept, p, 1000);
+        done.record(handle);
+        mine.deallocate(handle, p, bytes, 256);
+      }}.join();
+      std::thread{[&, mine = pool]() mutable {
+        if (!release) {
+          mine.deallocate(handle, q, bytes, 256);
+        } else {
+          mine.release(handle);
+        }
+      }}.join();
+      const auto t = TestFixture::drive::make_stream();
+      if (release) pool.deallocate(t, q, bytes, 256);  // its stream is gone
+      std::vector<void*> blocks;
+      for (int i = 0; i < 2; ++i) {
+        blocks.push_back(pool.allocate(t, bytes, 256));
+        TypeParam::fill(t, blocks.back(), std::byte{2}, 1000);
+      }
+      TestFixture::drive::synchronize(t);
+      done.synchronize();
+      EXPECT_EQ(TestFixture::drive::read(kept, 1000), std::vector<std::byte>(1000, std::byte{1})) << seed;
+      EXPECT_EQ(TestFixture::drive::read(static_cast<std::byte*>(p), 1000), std::vector<std::byte>(1000, std::byte{2}))
+          << seed;
+      for (void* const one : blocks) pool.deallocate(t, one, bytes, 256);
+      EXPECT_EQ(pool.errors(), 0U);
+    }
   }
   TestFixture::drive::deallocate(kept);
 }

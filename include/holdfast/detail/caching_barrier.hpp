@@ -12,7 +12,7 @@
 
 namespace holdfast::inline HOLDFAST_ABI::detail {
 
-/// Not thread safe. Its calls are made under a relaxed_scope, on the current device.
+/// Not thread safe. Its calls are made under a relaxed_scope, on the current device; it may end anywhere.
 template <device Device>
 class caching_barrier;
 
@@ -27,6 +27,7 @@ class caching_barrier<cuda_device> {
   caching_barrier& operator=(const caching_barrier&) = delete;
   ~caching_barrier() {
     if (token_ != nullptr) {
+      const cuda_device::relaxed_scope relaxed;
       static_cast<void>(cudaFree(token_));
     }
   }

@@ -31,7 +31,7 @@ struct caching_segment {
   bool small = false;           // for small blocks
   std::uint64_t last_free = 0;  // the heap's count of frees at the last one in here
   const void* last_heap = nullptr;
-  /// Once it is nobody's: behind its last use. Null: that is done.
+  /// While it is nobody's: behind its last use, or the upstream's. Null: that is done.
   std::shared_ptr<const typename Device::event> mark;
 };
 
@@ -191,18 +191,39 @@ class caching_heap {
     take_whole(out, [&](const segment& one) { return one.last_free <= fenced_ && wanted(one); });
   }
 
+  /// Moves every wholly free segment to `out`, behind an event. The others stay, and the stream may end: so the next one
+  /// of its handle has to follow.
+  void hand_over(segments& out) {
+    const std::lock_guard lock{mutex_};
+    if (segments_.empty()) {
+      return;
+    }
+    ++frees_;  // so that the event is a new one, behind the work of what is in use, too
+    activity_seen_ = allocations_ + frees_;
+    merge();
+    if (fence(true)) {
+      take_whole(out, [](const segment&) { return true; });
+      handed_over_.store(!segments_.empty() && !streams_stay_, std::memory_order_release);
+    }
+  }
+
+  /// Whether a stream has to `follow` before it takes what is here; it may give without. No lock: whoever uses a new
+  /// stream knows that the old one's release is over.
+  [[nodiscard]] bool handed_over() const noexcept { return handed_over_.load(std::memory_order_acquire); }
+
   /// An event behind all that was freed so far.
   void fence_now() {
     const std::lock_guard lock{mutex_};
     static_cast<void>(fence(true));
   }
 
-  /// `stream` waits for the last event: another thread's stream of this handle may have had the heap before.
+  /// `stream` waits for the last event, where that may be another one's of this handle.
   void follow(stream_type stream) {
     const std::lock_guard lock{mutex_};
-    if (mark_ != nullptr) {
+    if (mark_ != nullptr && may_be_anothers()) {
       Device::wait(stream, *mark_);
     }
+    handed_over_.store(false, std::memory_order_release);
   }
 
   /// Whether something wholly free has no event behind it.
@@ -400,6 +421,9 @@ class caching_heap {
   /// Whether the stream can be touched.
   [[nodiscard]] bool exists(bool named) const noexcept { return named || (streams_stay_ && !key_.thread_bound()); }
 
+  /// Whether `mark_` may have been recorded on another stream of this handle: one that is gone, or another thread's.
+  [[nodiscard]] bool may_be_anothers() const noexcept { return key_.thread_bound() || handed_over(); }
+
   /// Records an event behind all that was freed so far. False: it can't be, now.
   bool fence(bool named) {
     if (fenced_ == frees_) {
@@ -409,6 +433,9 @@ class caching_heap {
       return false;
     }
     event mark{device_};
+    if (mark_ != nullptr && may_be_anothers()) {
+      Device::wait(key_.stream, *mark_);  // the new event takes its place
+    }
     mark.record(key_.stream);
     if (Device::capturing(key_.stream).state != capture_state::none) {
       return false;  // a capture began meanwhile: the event may be its, and must not be asked
@@ -431,6 +458,7 @@ class caching_heap {
   std::uint64_t frees_ = 0;
   std::uint64_t fenced_ = 0;  // of them, those that mark_ is behind
   std::shared_ptr<const event> mark_;
+  std::atomic<bool> handed_over_{false};  // since then, no stream has followed mark_; written under the mutex
   std::uint64_t activity_seen_ = 0;
   std::size_t used_bytes_ = 0;
   std::size_t peak_used_bytes_ = 0;
@@ -444,7 +472,7 @@ class caching_heaps {
   using heap = caching_heap<Device>;
   using key = typename heap::key;
 
-  caching_heaps(Device device, bool streams_stay) : device_(device), streams_stay_(streams_stay) {
+  caching_heaps(Device of, bool streams_stay) : device_(of), streams_stay_(streams_stay) {
     publish(std::make_unique<table>(16));
   }
 

@@ -52,7 +52,7 @@ class caching_pool {
       return nullptr;
     }
     heap* const mine = heaps_.find(key{stream});
-    return mine == nullptr ? nullptr : mine->take_recent({bytes, alignment});
+    return mine == nullptr || mine->handed_over() ? nullptr : mine->take_recent({bytes, alignment});
   }
 
   /// False: not this way.
@@ -69,9 +69,7 @@ class caching_pool {
   [[nodiscard]] void* allocate(stream_type stream, std::size_t bytes, std::size_t alignment) {
     heap& mine = heaps_.of(key{stream});
     const request want{bytes, alignment};
-    if (mine.whose().thread_bound()) {
-      mine.follow(stream);
-    }
+    mine.follow(stream);
     void* p = mine.take_recent(want);
     while (p == nullptr && (p = mine.take(want)) == nullptr) {
       segments fresh = obtain(mine, want);
@@ -112,7 +110,9 @@ class caching_pool {
   /// What is free on `stream` becomes everybody's.
   void release(stream_type stream) {
     if (heap* const mine = heaps_.find(key{stream})) {
-      gather(*mine, when::named);
+      segments out;
+      mine->hand_over(out);
+      put(out);
     }
   }
 
@@ -284,7 +284,8 @@ class caching_pool {
     return made.empty() && want.room() < preferred ? grow(mine, want, want.room()) : std::move(made);
   }
 
-  // The upstream is used on the library's stream, which never ends. The segment's stream waits for that.
+  // The upstream is used on the library's stream, which never ends. The segment's stream waits for that, and so does
+  // whoever else gets the segment.
   [[nodiscard]] segments grow(heap& mine, const request& want, std::size_t bytes) {
     segments made(1);
     {
@@ -305,6 +306,7 @@ class caching_pool {
       typename Device::event had{device()};
       had.record(home);
       Device::wait(mine.whose().stream, had);
+      made.front().mark = std::make_shared<const typename Device::event>(std::move(had));
     } catch (const out_of_memory&) {
       unreserve(bytes);
       return {};
@@ -494,7 +496,11 @@ class caching_impl {
     try {
       const typename Device::relaxed_scope relaxed;
       const typename Device::current_scope current{device};
-      return pool_->close();
+      if (!pool_->close()) {
+        return false;
+      }
+      pool_.reset();
+      return true;
     } catch (...) {
       return false;
     }

@@ -50,11 +50,11 @@ class virtual_range {
   using physical_type = typename Device::physical_type;
 
   /// Reserves `bytes`, a multiple of the granularity (as all figures here). Throws out_of_memory, device_error.
-  virtual_range(Device device, std::size_t bytes, std::size_t alignment, range_options options)
-      : device_(device),
+  virtual_range(Device of, std::size_t bytes, std::size_t alignment, range_options options)
+      : device_(of),
         options_(std::move(options)),
         bytes_(bytes),
-        data_(static_cast<std::byte*>(device.reserve(bytes, alignment))) {}
+        data_(static_cast<std::byte*>(of.reserve(bytes, alignment))) {}
   virtual_range(const virtual_range&) = delete;
   virtual_range& operator=(const virtual_range&) = delete;
 

@@ -17,7 +17,7 @@
 // cost more than all the rest (0.3 us), and recording one later would crash in the driver if the stream was destroyed by
 // then. So the pool touches a stream in calls that name it, and in no others, and destroying one needs no ceremony:
 //
-//   A stream may be destroyed as soon as its work is done, or `release(stream)` was called.
+//   A stream may be destroyed as soon as its work is done, or `release(stream)` was the last call that named it.
 //
 // (Earlier, a new stream of the same handle could be given memory that the old one's work still uses.) What is free on a
 // stream is therefore its own until it calls `release`, or memory is short: then, or to trim, the host waits until the
@@ -142,9 +142,10 @@ class caching_resource : public detail::resource_handle<detail::caching_impl<Dev
     base::deallocate(stream, p, bytes, alignment);
   }
 
-  /// What is free on `stream` may go to other streams, behind the work that is queued on it now; the stream may be
-  /// destroyed. Memory in use there should be freed before. For the per-thread default stream: the calling thread's.
-  /// Throws `logic_error` on a capturing stream, `device_error`.
+  /// What is free on `stream` may go to other streams, behind the work that is queued on it now, as far as it is whole
+  /// segments; the rest is the next stream's of the same handle, which waits for that work. The stream may be destroyed.
+  /// Memory in use there should be freed before. For the per-thread default stream: the calling thread's. Throws
+  /// `logic_error` on a capturing stream, `device_error`.
   void release(stream_type stream) {
     if (const auto capture = Device::capturing(stream); capture.state != capture_state::none) {
       detail::resource_rules::refuse_capture(base::name, capture.state);
