@@ -44,13 +44,13 @@ class zero_page {
   /// A granule on CUDA. The host's granules are so small that a long tail would run out of mappings.
   static constexpr std::size_t least_bytes = std::size_t{2} << 20;
 
-  explicit zero_page(Device device) {
-    static_cast<void>(round_up(least_bytes, device.granularity(physical_options{}), bytes_));
-    memory_ = device.create(bytes_, physical_options{});
+  explicit zero_page(Device of) {
+    static_cast<void>(round_up(least_bytes, of.granularity(physical_options{}), bytes_));
+    memory_ = of.create(bytes_, physical_options{});
     try {
-      virtual_range<Device> window{device, bytes_, 0, {}};
+      virtual_range<Device> window{of, bytes_, 0, {}};
       window.show(0, bytes_, memory_, access::read_write);
-      const auto stream = device.library_stream();
+      const auto stream = of.library_stream();
       try {
         Device::fill(stream, window.data(), std::byte{0}, bytes_);
         Device::synchronize(stream);
@@ -59,7 +59,7 @@ class zero_page {
         throw;
       }
     } catch (...) {
-      device.destroy(memory_);
+      of.destroy(memory_);
       throw;
     }
   }
@@ -162,8 +162,8 @@ class anchored_scratch_resource : public resource_handle<anchored_scratch_impl<D
   using stream_type = typename Device::stream_type;
 
   /// Up to `reserve_bytes` can be had; 0: as much as the device has memory. Throws logic_error, device_error.
-  anchored_scratch_resource(Device device, std::size_t reserve_bytes, std::size_t tail_bytes)
-      : resource_handle<anchored_scratch_impl<Device>>(std::in_place, device, reserve_bytes, tail_bytes) {}
+  anchored_scratch_resource(Device of, std::size_t reserve_bytes, std::size_t tail_bytes)
+      : resource_handle<anchored_scratch_impl<Device>>(std::in_place, of, reserve_bytes, tail_bytes) {}
 
   /// Downwards. False: addresses or memory don't suffice, and nothing changed.
   bool extend(stream_type, void*, std::size_t old_bytes, std::size_t new_bytes) {

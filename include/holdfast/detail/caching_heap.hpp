@@ -97,8 +97,8 @@ class caching_heap {
     std::uint64_t allocations = 0;
   };
 
-  caching_heap(Device device, const key& whose, bool streams_stay)
-      : device_(device), key_(whose), streams_stay_(streams_stay) {}
+  caching_heap(Device of, const key& whose, bool streams_stay)
+      : device_(of), key_(whose), streams_stay_(streams_stay) {}
   caching_heap(const caching_heap&) = delete;
   caching_heap& operator=(const caching_heap&) = delete;
 
