@@ -71,14 +71,17 @@ TYPED_TEST(suspended_anchored_scratch, is_not_suspended_while_a_handle_lives) {
 }
 
 TYPED_TEST(suspended_anchored_scratch, is_suspended_once_eager_work_is_done) {
-  auto scratch = this->make();
-  for (int i = 0; i < 20; ++i) {  // queued, not run: it would touch memory that is gone
-    const auto kv = scratch.acquire(this->stream.get(), rows);
-    TypeParam::fill(this->stream.get(), kv.data(), std::byte{7}, rows * row_bytes);
+  for (std::uint64_t seed = 0; seed < 8; ++seed) {
+    const support::any_order<TypeParam> order{seed};
+    auto scratch = this->make();
+    for (int i = 0; i < 20; ++i) {  // queued, not run: it would touch memory that is gone
+      const auto kv = scratch.acquire(this->stream.get(), 1024);
+      TypeParam::fill(this->stream.get(), kv.data(), std::byte{7}, 1024 * row_bytes);
+    }
+    scratch.suspend(holdfast::quiescent);
+    EXPECT_NO_THROW(support::driver<TypeParam>::synchronize(this->stream.get()));
+    scratch.resume();
   }
-  scratch.suspend(holdfast::quiescent);
-  EXPECT_NO_THROW(support::driver<TypeParam>::synchronize(this->stream.get()));
-  scratch.resume();
 }
 
 }  // namespace
