@@ -15,7 +15,6 @@
 
 #include <gtest/gtest.h>
 
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -27,16 +26,8 @@
 
 namespace resource_faults {
 
-constexpr int illegal_address = 77;  // the exit code of a child whose stream said so
-
-template <class Device>
-bool faulted(int status) {
-  if constexpr (support::is_host<Device>) {
-    return support::died_of_access(status);
-  } else {
-    return WIFEXITED(status) && WEXITSTATUS(status) == illegal_address;
-  }
-}
+using support::faulted;
+using support::illegal_address;
 
 template <class Device>
 class resource_faults : public support::device_test<Device> {

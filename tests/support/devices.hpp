@@ -14,6 +14,8 @@
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
+#include <sys/wait.h>
+
 #include <cstdint>
 #include <string>
 #include <type_traits>
@@ -75,5 +77,18 @@ class any_order<holdfast::host_device> {
  private:
   holdfast::host::seeded_schedule schedule_;
 };
+
+/// The exit code of a child whose stream reported an illegal address.
+inline constexpr int illegal_address = 77;
+
+/// A predicate for EXPECT_EXIT: what the child's device did was an access to memory that isn't there.
+template <class Device>
+bool faulted(int status) {
+  if constexpr (is_host<Device>) {
+    return died_of_access(status);
+  } else {
+    return WIFEXITED(status) && WEXITSTATUS(status) == illegal_address;
+  }
+}
 
 }  // namespace support
