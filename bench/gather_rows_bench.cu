@@ -12,7 +12,10 @@
 //   a persistent grid that finds the next rows meanwhile      0.72 to 0.80
 //   streaming or no-allocate stores                           gain nothing once a rotation's scales pass the L2
 //   4 staged rows a warp, 4 warps a block                     0.81 at 64 Ki rows, where 16 rows, 2 warps reach 0.84; but 0.88
-//                                                             at 1 Mi, where those reach 0.87
+//                                                             at 1 Mi, where those reach 0.87: so it depends on the rows
+//   a barrier for each batch, so that stores begin earlier    0.80 at 64 Ki rows: reads and writes are better kept apart
+//   a block that waits for all its copies, likewise           0.845 at 64 Ki rows; nothing at 1 Mi
+//   staged rows side by side (not each at a multiple of 128)  0.82 at 64 Ki rows
 //   cudaLimitMaxL2FetchGranularity of 32 instead of 64 bytes  1 to 2 % quicker; the application's to choose
 #include <holdfast/kernel/gather_rows.cuh>
 #include <holdfast/view.hpp>

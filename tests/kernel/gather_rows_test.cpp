@@ -65,4 +65,9 @@ TEST(HostGatherRows, NVFP4RowsAreStagedWhereAllAddressesAreMultiplesOf16) {
   EXPECT_FALSE(staged(holdfast::nvfp4_rows<64>{.data = packed, .scales = packed}, many_pairs));
 }
 
+TEST(HostGatherRows, StagedOnesBeyondOneWave) {
+  host_world world;
+  expect_rows_beyond_one_wave(world);
+}
+
 }  // namespace gather_test

@@ -81,6 +81,8 @@ TEST_F(CudaGatherRows, AFailedLaunchLeavesNoError) {
   });
 }
 
+TEST_F(CudaGatherRows, StagedOnesBeyondOneWave) { expect_rows_beyond_one_wave(world()); }
+
 /// Device casts of every fp32 with these upper bits, one after the other.
 __global__ void cast_kernel(std::uint32_t first, std::uint8_t* to) {
   const std::uint32_t at = blockIdx.x * blockDim.x + threadIdx.x;

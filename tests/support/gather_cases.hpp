@@ -1121,4 +1121,18 @@ REGISTER_TYPED_TEST_SUITE_P(GatherRows, EveryScaleWithEveryNibbleIsExact, Residu
                             OutputsThatArriveUnalignedAreRefused, RefusalsNameWhatIsWrong,
                             ACallBesideSomebodysCaptureLeavesItWhole, CallsRunOnTheStreamsDevice);
 
+/// Staged gathers of more rows than are under way at once take another shape.
+template <class World>
+void expect_rows_beyond_one_wave(World& world) {
+  constexpr std::int64_t rows = 61, pairs = holdfast::detail::most_rows_of_one_wave + 33, tail = 5;
+  const pool_of<World, nvfp4_format> pool(world, rows);
+  const auto named = random_indices<std::int32_t>(pairs, rows, 3);
+  const device_array<World, std::int32_t> indices(world, named);
+  output<World> out(world, pairs, tail, poisons[0]);
+  holdfast::gather_rows(world.stream(), pool.given(), flat<std::int32_t>(indices.data(), pairs), out.view(),
+                        {.tail_rows = tail});
+  world.synchronize();
+  EXPECT_TRUE(out.holds(pool, named_by(named, rows)));
+}
+
 }  // namespace gather_test

@@ -32,6 +32,7 @@ HOLDFAST_HIDDEN __global__ void __launch_bounds__(gather_warps<Rows, Gather> * 3
 
   if constexpr (staged)
     if (lane == 0) barriers[warp].init();
+  __syncwarp();
   wait_for_predecessors();
   source found{};
   if (lane < Rows && lane < left) found = gather.source_of(first + lane);

@@ -360,11 +360,11 @@ struct gather_nvfp4 {
   }
 };
 
-/// Of a gather whose warps take `Rows` rows: as many as it says, or 1.
+/// Of a gather whose warps take `Rows` rows: how many it loads before it stores any, and the warps of a block.
 template <std::int32_t Rows, class Gather>
-inline constexpr std::int32_t gather_batch = Rows == 1 ? 1 : Gather::rows_of_a_batch;
+inline constexpr std::int32_t gather_batch = Rows < Gather::rows_of_a_batch ? Rows : Gather::rows_of_a_batch;
 template <std::int32_t Rows, class Gather>
-inline constexpr std::int32_t gather_warps = Rows == 1 ? 4 : Gather::warps_of_a_block;
+inline constexpr std::int32_t gather_warps = Rows <= 4 ? 4 : Gather::warps_of_a_block;
 
 /// A bulk copy of the host device. What a GPU would fault at is refused here, too.
 inline void copy_aligned(std::byte* to, const std::byte* from, std::uint32_t bytes) {
@@ -408,6 +408,9 @@ void run_gather_on_host(const Gather& gather) {
 
 /// A row a warp is quicker while all warps fit on a GPU at once: about 64 on each of 132 multiprocessors.
 inline constexpr std::int64_t most_rows_of_small_gathers = 8192;
+/// Of staged rows. While nearly all warps run at once, each does best to ask for many rows before any is written; beyond
+/// that reads and writes mix anyway, and small warps that come and go are 1 % quicker.
+inline constexpr std::int64_t most_rows_of_one_wave = std::int64_t{1} << 19;
 /// More would pass a grid's 2^31 - 1 blocks.
 inline constexpr std::int64_t most_rows_of_gathers = std::int64_t{1} << 32;
 
@@ -641,8 +644,10 @@ void with_nvfp4_gather(const gather_to<Index>& to, const pool_rows& data, const 
     return gather_nvfp4<Residual, Index, Width>{to, data, scales, global_scale, global_scale_at};
   };
   if constexpr (Residual == 0) {
-    if (to.rows > most_rows_of_small_gathers && load_width(data, 16) == 16 && load_width(scales, 16) == 16)
+    if (to.rows > most_rows_of_small_gathers && load_width(data, 16) == 16 && load_width(scales, 16) == 16) {
+      if (to.rows > most_rows_of_one_wave) return run.template operator()<4>(gather.template operator()<16>());
       return run.template operator()<gather_nvfp4<0, Index, 16>::rows_of_a_warp>(gather.template operator()<16>());
+    }
   }
   switch (load_width(data, 8)) {
     case 8: return with_gather_shape(gather.template operator()<8>(), run);
