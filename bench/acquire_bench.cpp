@@ -13,82 +13,25 @@
 // Runs on the GPU where there is one, else on the host device, whose figures say nothing about CUDA's.
 #include <holdfast/holdfast.hpp>
 
+#include "support/host.hpp"
+
 #include <benchmark/benchmark.h>
 #include <cuda_runtime_api.h>
 
-#include <algorithm>
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 namespace {
 
-constexpr int batch = 1000;  // calls between two looks at the clock
 constexpr std::int64_t rows = 64;
 constexpr std::size_t bytes = rows * 64 * 512 * 2;
 
-void check(cudaError_t code) {
-  if (code != cudaSuccess) {
-    throw holdfast::device_error{static_cast<int>(code), cudaGetErrorString(code)};
-  }
-}
-
-/// Nanoseconds of one call, over a batch.
-template <class Call>
-double nanoseconds(const Call& call) {
-  const auto start = std::chrono::steady_clock::now();
-  for (int i = 0; i < batch; ++i) {
-    call();
-  }
-  const std::chrono::duration<double, std::nano> taken = std::chrono::steady_clock::now() - start;
-  return taken.count() / batch;
-}
-
-double median(std::vector<double> values) {
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
-}
-
-// --- a stream, and a capture on it ------------------------------------------------------------------------------------
-
-template <class Device>
-class stream;
-
-template <>
-class stream<holdfast::host_device> {
- public:
-  operator holdfast::host::stream_ref() const { return stream_; }
-  void begin_capture() const { stream_.begin_capture(); }
-  void end_capture() const { static_cast<void>(stream_.end_capture()); }
-
- private:
-  holdfast::host::stream stream_;
-};
-
-template <>
-class stream<holdfast::cuda_device> {
- public:
-  stream() { check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking)); }
-  stream(const stream&) = delete;
-  stream& operator=(const stream&) = delete;
-  ~stream() { static_cast<void>(cudaStreamDestroy(stream_)); }
-
-  operator cudaStream_t() const { return stream_; }
-  void begin_capture() const { check(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeGlobal)); }
-  void end_capture() const {
-    cudaGraph_t graph = nullptr;
-    check(cudaStreamEndCapture(stream_, &graph));
-    check(cudaGraphDestroy(graph));
-  }
-
- private:
-  cudaStream_t stream_ = nullptr;
-};
-
-// --- the benchmarks ---------------------------------------------------------------------------------------------------
+using bench::check;
+using bench::median;
+using bench::nanoseconds;
 
 /// Alternates the query and `call`; an iteration is a batch of each.
 template <class Device, class Call>
@@ -114,7 +57,7 @@ void against_query(benchmark::State& state, typename Device::stream_type on, con
 
 template <class Device>
 void acquire(benchmark::State& state, Device device, bool captured) {
-  const stream<Device> on;  // outlives the buffers used on it
+  const bench::stream_of<Device> on;  // outlives the buffers used on it
   holdfast::lane decode{holdfast::default_resource(device)};
   auto& q_pad = decode.template padded_queries<std::uint16_t>({.heads = 16, .padded_heads = 64, .head_dim = 512});
   q_pad.reserve(rows);
@@ -126,7 +69,7 @@ void acquire(benchmark::State& state, Device device, bool captured) {
     benchmark::DoNotOptimize(q.data());
   });
   if (captured) {
-    on.end_capture();
+    static_cast<void>(on.end_capture());
   }
 }
 
@@ -135,7 +78,7 @@ void acquire(benchmark::State& state, Device device, bool captured) {
 
 void cub_pair(benchmark::State& state) {
   cub::CachingDeviceAllocator cub{2, 9, 28};
-  const stream<holdfast::cuda_device> on;
+  const bench::stream on;
   against_query<holdfast::cuda_device>(state, on, [&] {
     void* p = nullptr;
     check(cub.DeviceAllocate(&p, bytes, on));
@@ -150,7 +93,7 @@ void async_pair(benchmark::State& state) {
   check(cudaDeviceGetDefaultMemPool(&pool, 0));
   std::uint64_t keep_all = UINT64_MAX;
   check(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &keep_all));
-  const stream<holdfast::cuda_device> on;
+  const bench::stream on;
   against_query<holdfast::cuda_device>(state, on, [&] {
     void* p = nullptr;
     check(cudaMallocAsync(&p, bytes, on));
@@ -169,32 +112,15 @@ void add(const std::string& name, Benchmark benchmark, Arguments... arguments) {
       ->ReportAggregatesOnly();
 }
 
-template <class Device>
-void add_acquire(Device device) {
-  add(std::string{Device::name} + "/acquire/eager", acquire<Device>, device, false);
-  add(std::string{Device::name} + "/acquire/captured", acquire<Device>, device, true);
-}
-
 }  // namespace
 
 int main(int argc, char** argv) {
-  benchmark::Initialize(&argc, argv);
-  if (benchmark::ReportUnrecognizedArguments(argc, argv)) {
-    return 1;
-  }
-  int gpus = 0;
-  if (cudaGetDeviceCount(&gpus) == cudaSuccess && gpus > 0) {
-    cudaDeviceProp properties{};
-    check(cudaGetDeviceProperties(&properties, 0));
-    benchmark::AddCustomContext("gpu", properties.name);
-    add_acquire(holdfast::cuda_device{0});
-    add("cuda/cub DeviceAllocate + DeviceFree", cub_pair);
-    add("cuda/cudaMallocAsync + cudaFreeAsync", async_pair);
-  } else {
-    static_cast<void>(cudaGetLastError());
-    benchmark::AddCustomContext("gpu", "none");
-    add_acquire(holdfast::host_device{0});
-  }
-  benchmark::RunSpecifiedBenchmarks();
-  benchmark::Shutdown();
+  return bench::run_on_either(argc, argv, []<class Device>(Device device) {
+    add(std::string{Device::name} + "/acquire/eager", acquire<Device>, device, false);
+    add(std::string{Device::name} + "/acquire/captured", acquire<Device>, device, true);
+    if constexpr (std::is_same_v<Device, holdfast::cuda_device>) {
+      add("cuda/cub DeviceAllocate + DeviceFree", cub_pair);
+      add("cuda/cudaMallocAsync + cudaFreeAsync", async_pair);
+    }
+  });
 }

@@ -17,11 +17,10 @@
 #include <holdfast/resource/malloc.hpp>
 #include <holdfast/resource/vmm.hpp>
 
-#include <benchmark/benchmark.h>
-#include <cuda_runtime_api.h>
+#include "support/host.hpp"
 
-#include <algorithm>
-#include <chrono>
+#include <benchmark/benchmark.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -31,24 +30,11 @@ namespace {
 
 constexpr std::size_t MiB = std::size_t{1} << 20;
 
-void check(cudaError_t code) {
-  if (code != cudaSuccess) {
-    throw holdfast::device_error{static_cast<int>(code), cudaGetErrorString(code)};
-  }
-}
+using bench::median;
 
 template <class Work>
 double microseconds(const Work& work) {
-  const auto start = std::chrono::steady_clock::now();
-  work();
-  const std::chrono::duration<double, std::micro> taken = std::chrono::steady_clock::now() - start;
-  return taken.count();
-}
-
-double median(std::vector<double> values) {
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
+  return bench::nanoseconds(work, 1) * 1e-3;
 }
 
 template <class Device>
@@ -96,55 +82,27 @@ constexpr std::int64_t buckets[] = {64, 96, 128, 192, 256, 384, 512, 768, 1024, 
 constexpr holdfast::query_shape shape{.heads = 16, .padded_heads = 64, .head_dim = 512};
 constexpr std::size_t row_bytes = 64 * 512 * 2;
 
-// --- a stream whose captures can be begun and ended -------------------------------------------------------------------
-
-struct host_graphs {
-  holdfast::host::stream stream;
-  std::vector<holdfast::host::graph> graphs;
-  template <class Work>
-  void capture(const Work& work) {
-    stream.begin_capture();
-    work(stream.get());
-    graphs.push_back(stream.end_capture());
-  }
-};
-
-struct cuda_graphs {
-  cuda_graphs() { check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking)); }
-  cuda_graphs(const cuda_graphs&) = delete;
-  cuda_graphs& operator=(const cuda_graphs&) = delete;
-  ~cuda_graphs() {
-    for (cudaGraph_t graph : graphs) static_cast<void>(cudaGraphDestroy(graph));
-    static_cast<void>(cudaStreamDestroy(stream));
-  }
-  template <class Work>
-  void capture(const Work& work) {
-    check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-    work(stream);
-    check(cudaStreamEndCapture(stream, &graphs.emplace_back()));
-  }
-  cudaStream_t stream = nullptr;
-  std::vector<cudaGraph_t> graphs;
-};
-
 /// Bytes that `resource` holds after all buckets were captured.
-template <class Graphs, class Resource>
+template <class Resource>
 double resident(const Resource& resource) {
   using device = typename Resource::device_type;
-  Graphs graphs;
+  const bench::stream_of<device> stream;
+  std::vector<decltype(stream.end_capture())> graphs;
   holdfast::padded_query_buffer<std::uint16_t, device> buffer{resource, shape};
   for (const std::int64_t rows : buckets) {
-    graphs.capture([&](auto stream) { static_cast<void>(buffer.acquire(stream, rows)); });
+    stream.begin_capture();
+    static_cast<void>(buffer.acquire(stream, rows));
+    graphs.push_back(stream.end_capture());
   }
   return static_cast<double>(resource.held_bytes());
 }
 
-template <class Graphs, class Device>
+template <class Device>
 void resident_bytes(benchmark::State& state, Device device) {
   double in_place = 0, retiring = 0, replaced = 0;
   for (auto _ : state) {
-    in_place = resident<Graphs>(holdfast::vmm_resource<Device>{device});
-    retiring = resident<Graphs>(holdfast::malloc_resource<Device>{device});
+    in_place = resident(holdfast::vmm_resource<Device>{device});
+    retiring = resident(holdfast::malloc_resource<Device>{device});
     replaced = 0;
     for (const std::int64_t rows : buckets) replaced += static_cast<double>(static_cast<std::size_t>(rows) * row_bytes);
     holdfast::collect(device);
@@ -157,7 +115,7 @@ void resident_bytes(benchmark::State& state, Device device) {
   state.counters["torch_like_MiB"] = replaced / in_MiB;
 }
 
-template <class Graphs, class Device>
+template <class Device>
 void add(Device device) {
   benchmark::RegisterBenchmark("grow by MiB", grow<Device>, device)
       ->Arg(2)
@@ -167,7 +125,7 @@ void add(Device device) {
       ->UseManualTime()
       ->Unit(benchmark::kMicrosecond)
       ->Iterations(21);
-  benchmark::RegisterBenchmark("resident after 13 buckets", resident_bytes<Graphs, Device>, device)
+  benchmark::RegisterBenchmark("resident after 13 buckets", resident_bytes<Device>, device)
       ->UseManualTime()
       ->Unit(benchmark::kMicrosecond)
       ->Iterations(1);
@@ -176,21 +134,5 @@ void add(Device device) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  benchmark::Initialize(&argc, argv);
-  if (benchmark::ReportUnrecognizedArguments(argc, argv)) {
-    return 1;
-  }
-  int gpus = 0;
-  if (cudaGetDeviceCount(&gpus) == cudaSuccess && gpus > 0) {
-    cudaDeviceProp properties{};
-    check(cudaGetDeviceProperties(&properties, 0));
-    benchmark::AddCustomContext("gpu", properties.name);
-    add<cuda_graphs>(holdfast::cuda_device{0});
-  } else {
-    static_cast<void>(cudaGetLastError());
-    benchmark::AddCustomContext("gpu", "none");
-    add<host_graphs>(holdfast::host_device{0});
-  }
-  benchmark::RunSpecifiedBenchmarks();
-  benchmark::Shutdown();
+  return bench::run_on_either(argc, argv, [](auto device) { add(device); });
 }

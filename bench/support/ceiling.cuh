@@ -9,6 +9,8 @@
 // below 10 MB says little in bytes a second: there, compare microseconds a graph node, less an empty kernel's node.
 #pragma once
 
+#include "host.hpp"
+
 #include <benchmark/benchmark.h>
 #include <cuda_runtime_api.h>
 
@@ -24,12 +26,6 @@
 #include <vector>
 
 namespace bench {
-
-inline void check(cudaError_t error, const char* what = "a CUDA call of the benchmark") {
-  if (error == cudaSuccess) return;
-  std::fprintf(stderr, "%s failed: %s\n", what, cudaGetErrorString(error));
-  std::exit(EXIT_FAILURE);
-}
 
 inline constexpr std::size_t small_work_bytes = 10'000'000;
 
@@ -71,18 +67,6 @@ class buffers {
   return std::max<std::size_t>(2, (3 * l2_bytes() + bytes_a_call - 1) / bytes_a_call);
 }
 
-class stream {
- public:
-  stream() { check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking)); }
-  ~stream() { static_cast<void>(cudaStreamDestroy(stream_)); }
-  stream(const stream&) = delete;
-  stream& operator=(const stream&) = delete;
-  operator cudaStream_t() const { return stream_; }
-
- private:
-  cudaStream_t stream_ = nullptr;
-};
-
 /// Microseconds between two events around `work`.
 class stopwatch {
  public:
@@ -111,13 +95,6 @@ class stopwatch {
  private:
   cudaEvent_t begin_ = nullptr, end_ = nullptr;
 };
-
-[[nodiscard]] inline double median(std::vector<double> values) {
-  if (values.empty()) return 0;
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
-}
 
 /// One call of something, on the buffers of a turn.
 using call = std::function<void(std::size_t turn)>;

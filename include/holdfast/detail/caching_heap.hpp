@@ -67,7 +67,7 @@ struct caching_request {
 /// fast path, a few instructions under this heap's mutex. Where none fits, all that was freed since is merged with its
 /// free neighbours, and the best fit is cut.
 template <device Device>
-class caching_heap {
+class alignas(128) caching_heap {  // lines of its own: each is another thread's, as a rule
  public:
   using stream_type = typename Device::stream_type;
   using event = typename Device::event;
