@@ -63,29 +63,40 @@ void alternate(Pool pool, std::size_t bytes, std::barrier<>& together, seen& out
   Device::synchronize(on);
 }
 
+/// What all threads saw.
 template <class Device, class Make>
-void pairs(benchmark::State& state, Make make, std::size_t bytes, int threads) {
+seen on_threads(Make make, std::size_t bytes, int threads) {
+  const auto pool = make();
+  std::barrier<> together{threads};
+  std::vector<seen> all(static_cast<std::size_t>(threads));
+  std::vector<std::thread> workers;
+  for (seen& one : all) {
+    workers.emplace_back([&] { alternate<Device>(pool, bytes, together, one); });
+  }
+  for (std::thread& one : workers) {
+    one.join();
+  }
+  seen sum;
+  for (const seen& one : all) {
+    sum.queries.insert(sum.queries.end(), one.queries.begin(), one.queries.end());
+    sum.pairs.insert(sum.pairs.end(), one.pairs.begin(), one.pairs.end());
+    sum.differences.insert(sum.differences.end(), one.differences.begin(), one.differences.end());
+  }
+  return sum;
+}
+
+template <class Device, class Make>
+void pairs(benchmark::State& state, Make make, std::size_t bytes) {
   for (auto _ : state) {
-    const auto pool = make();
-    std::barrier<> together{threads};
-    std::vector<seen> all(static_cast<std::size_t>(threads));
-    std::vector<std::thread> workers;
-    for (seen& one : all) {
-      workers.emplace_back([&] { alternate<Device>(pool, bytes, together, one); });
+    const seen alone = on_threads<Device>(make, bytes, 1);
+    state.counters["queries_ns"] = median(alone.queries);
+    state.counters["over_query_ns"] = median(alone.differences);
+    state.counters["pair_ns"] = median(alone.pairs);
+    for (const int threads : {4, 16}) {
+      state.counters["pair_ns, " + std::to_string(threads) + " threads"] =
+          median(on_threads<Device>(make, bytes, threads).pairs);
     }
-    for (std::thread& one : workers) {
-      one.join();
-    }
-    seen sum;
-    for (const seen& one : all) {
-      sum.queries.insert(sum.queries.end(), one.queries.begin(), one.queries.end());
-      sum.pairs.insert(sum.pairs.end(), one.pairs.begin(), one.pairs.end());
-      sum.differences.insert(sum.differences.end(), one.differences.begin(), one.differences.end());
-    }
-    state.counters["queries_ns"] = median(sum.queries);
-    state.counters["pair_ns"] = median(sum.pairs);
-    state.counters["over_query_ns"] = median(sum.differences);
-    state.SetIterationTime(median(sum.pairs) * 1e-9);
+    state.SetIterationTime(median(alone.pairs) * 1e-9);
   }
 }
 
@@ -99,13 +110,10 @@ constexpr std::array sizes{size{"256 B", 256}, size{"64 KiB", 64 << 10}, size{"2
 template <class Device, class Make>
 void add(const std::string& name, Make make) {
   for (const size& one : sizes) {
-    for (const int threads : {1, 4, 16}) {
-      const std::string title = name + "/" + one.name + "/threads:" + std::to_string(threads);
-      benchmark::RegisterBenchmark(title.c_str(), pairs<Device, Make>, make, one.bytes, threads)
-          ->UseManualTime()
-          ->Unit(benchmark::kNanosecond)
-          ->Iterations(1);
-    }
+    benchmark::RegisterBenchmark((name + "/" + one.name).c_str(), pairs<Device, Make>, make, one.bytes)
+        ->UseManualTime()
+        ->Unit(benchmark::kNanosecond)
+        ->Iterations(1);
   }
 }
 

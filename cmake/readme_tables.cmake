@@ -22,7 +22,8 @@ set(end "<!-- measured:end -->")
 # What Google Benchmark says of every run; all other members are counters.
 set(no_counter name family_index per_family_instance_index run_name run_type repetitions repetition_index
   threads aggregate_name aggregate_unit iterations real_time cpu_time time_unit label
-  error_occurred error_message skipped skip_message)
+  error_occurred error_message skipped skip_message
+  bytes)  # the plot's
 
 # _rounded(<out> <number> <exponent>): number * 10^exponent in three digits, or all before the point.
 function(_rounded out number exponent)

@@ -1,9 +1,9 @@
 // Timing of device work against a ceiling measured in the same process, interleaved with it.
 //
 //   const auto turns = bench::rotation(bytes);                                 // so many buffers that none stays in L2
-//   auto contest = bench::contest::of(stream, bytes, turns, {mine, ceiling});  // each a function of the turn
+//   auto contest = bench::contest::of(stream, bytes, turns, {mine, ceiling, empty});  // each a function of the turn
 //   for (auto _ : state) state.SetIterationTime(contest.round() * 1e-6);
-//   contest.median_us(1) / contest.median_us(0)                                // the fraction of the ceiling
+//   bench::report(state, contest, bytes);                                      // the fraction of the ceiling, ...
 //
 // The ceiling of work that reads r and writes w bytes is a device-to-device cudaMemcpyAsync of (r + w) / 2 bytes. Work
 // below 10 MB says little in bytes a second: there, compare microseconds a graph node, less an empty kernel's node.
@@ -178,6 +178,22 @@ class contest {
 };
 
 __global__ static void empty_kernel() {}
+
+/// The counters of work that moved `bytes`, from a contest of {the work, its ceiling, an empty kernel}.
+inline void report(benchmark::State& state, const contest& from, std::size_t bytes) {
+  const double us = from.median_us(0), ceiling_us = from.median_us(1), empty_us = from.median_us(2);
+  state.counters["bytes"] = static_cast<double>(bytes);
+  state.counters["us"] = us;
+  state.counters["ceiling_us"] = ceiling_us;
+  if (bytes < small_work_bytes) {
+    state.counters["us_per_node"] = us - empty_us;
+    state.counters["ceiling_us_per_node"] = ceiling_us - empty_us;
+    state.counters["empty_us"] = empty_us;
+  } else {
+    state.counters["bytes/s"] = benchmark::Counter(static_cast<double>(bytes) / (us * 1e-6));
+    state.counters["fraction_of_ceiling"] = ceiling_us / us;
+  }
+}
 
 __global__ static void fill_random_kernel(std::uint64_t* words, std::size_t count, std::uint64_t seed) {
   for (std::size_t i = blockIdx.x * std::size_t{blockDim.x} + threadIdx.x; i < count;

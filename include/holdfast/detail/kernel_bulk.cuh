@@ -1,5 +1,5 @@
-// Bulk copies into shared memory: a thread asks for hundreds of bytes at once, and no register waits for them. sm_90 and
-// newer; compiled for older ones, nothing here may be called.
+// Bulk copies into shared memory, and out of it: a thread asks for hundreds of bytes at once, and no register waits for
+// them. sm_90 and newer; compiled for older ones, nothing here may be called.
 #pragma once
 
 #include <holdfast/version.hpp>
@@ -14,6 +14,10 @@ inline constexpr bool has_bulk_copies = false;
 #else
 inline constexpr bool has_bulk_copies = true;
 #endif
+
+__device__ inline std::uint32_t in_shared(const void* at) {
+  return static_cast<std::uint32_t>(__cvta_generic_to_shared(at));
+}
 
 /// The end of some bulk copies, in shared memory; good for one time. One thread calls `init` and then `expect`; once the
 /// others know of it they copy, and whoever reads what was copied waits. All copies must have ended before the block does.
@@ -54,11 +58,21 @@ struct bulk_barrier {
           : "r"(in_shared(&state))
           : "memory");
   }
-
- private:
-  __device__ static std::uint32_t in_shared(const void* at) {
-    return static_cast<std::uint32_t>(__cvta_generic_to_shared(at));
-  }
 };
+
+/// Out of shared memory, what a bulk copy brought there; other writes need `bulk_copies_out_see_writes` between.
+/// Addresses and `bytes` are multiples of 16.
+__device__ inline void bulk_copy_out(std::byte* to, const std::byte* from, std::uint32_t bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;\n\tcp.async.bulk.commit_group;" ::"l"(
+                   __cvta_generic_to_global(to)),
+               "r"(in_shared(from)), "r"(bytes)
+               : "memory");
+}
+
+/// Shared memory that this thread has copied out may be written again, or go with the block.
+__device__ inline void bulk_copies_out_have_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+
+/// What this thread wrote to shared memory itself is seen by the copies out that are ordered behind.
+__device__ inline void bulk_copies_out_see_writes() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 }  // namespace holdfast::HOLDFAST_ABI::detail
