@@ -98,14 +98,16 @@ TYPED_TEST(resource_conformance, out_of_memory_names_the_bytes_and_changes_nothi
   const auto s = TestFixture::drive::make_stream();
   void* const held = pool.allocate(s, 1000, 256);
   const auto before = this->figures(pool);
-  try {
-    static_cast<void>(pool.allocate(s, TestFixture::petabyte, 256));
-    ADD_FAILURE() << "a petabyte was had";
-  } catch (const holdfast::out_of_memory& shortage) {
-    EXPECT_EQ(shortage.requested(), TestFixture::petabyte);
-    EXPECT_NE(std::string{shortage.what()}.find(std::to_string(TestFixture::petabyte) + " bytes asked"),
-              std::string::npos)
-        << shortage.what();
+  for (const std::size_t alignment : {std::size_t{256}, std::size_t{4096}}) {
+    try {
+      static_cast<void>(pool.allocate(s, TestFixture::petabyte, alignment));
+      ADD_FAILURE() << "a petabyte was had";
+    } catch (const holdfast::out_of_memory& shortage) {
+      EXPECT_EQ(shortage.requested(), TestFixture::petabyte);
+      EXPECT_NE(std::string{shortage.what()}.find(std::to_string(TestFixture::petabyte) + " bytes asked"),
+                std::string::npos)
+          << shortage.what();
+    }
   }
   EXPECT_EQ(this->figures(pool), before);
   EXPECT_TRUE(this->works(s, held, 1000));

@@ -17,7 +17,7 @@ set(layers
   "tail_padded_allocator anchored_scratch"
   "workspace"
   "row_format"
-  "kernel/*"
+  "kernel/* row_encode"
   "debug/* interop/*"
   "holdfast")
 

@@ -13,8 +13,8 @@ namespace {
 
 template <class Entry>
 class pending_error : public support::resource_test<Entry> {};
-using cuda_resources =
-    ::testing::Types<support::cuda_malloc, support::cuda_async, support::cuda_cub, support::cuda_foreign>;
+using cuda_resources = ::testing::Types<support::cuda_malloc, support::cuda_async, support::cuda_cub,
+                                        support::cuda_foreign, support::cuda_mr>;
 TYPED_TEST_SUITE(pending_error, cuda_resources, support::resource_names);
 
 TYPED_TEST(pending_error, survives_calls_that_succeed) {

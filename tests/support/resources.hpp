@@ -8,6 +8,7 @@
 #pragma once
 
 #include "devices.hpp"
+#include "mr_pool.hpp"
 
 #include <holdfast/device/cuda.hpp>
 #include <holdfast/device/host.hpp>
@@ -21,6 +22,8 @@
 #include <holdfast/resource/limiting.hpp>
 #include <holdfast/resource/logging.hpp>
 #include <holdfast/resource/malloc.hpp>
+#include <holdfast/resource/mr.hpp>
+#include <holdfast/resource/nvtx.hpp>
 #include <holdfast/resource/tracking.hpp>
 #include <holdfast/resource/vmm.hpp>
 
@@ -38,6 +41,10 @@
 #include <unordered_map>
 #include <utility>
 #include <vector>
+
+#ifdef HOLDFAST_TEST_RESOURCES
+#include HOLDFAST_TEST_RESOURCES  // has resources_under_test
+#endif
 
 namespace support {
 
@@ -260,7 +267,9 @@ static_assert(holdfast::extensible_resource<growing_resource<holdfast::host_devi
 /// Every policy there is, over `upstream`. What is live when the last handle goes fails the test.
 template <class Device>
 holdfast::tracking_resource<Device> policies(holdfast::any_resource<Device> upstream) {
-  const holdfast::logging_resource<Device> logging{std::move(upstream), "/dev/null"};
+  const holdfast::nvtx_heap_resource<Device> heaps{std::move(upstream)};
+  const holdfast::nvtx_resource<Device> regions{heaps};
+  const holdfast::logging_resource<Device> logging{regions, "/dev/null"};
   const holdfast::failing_resource<Device> failing{logging};  // never
   const holdfast::limiting_resource<Device> limiting{failing, SIZE_MAX};
   return holdfast::tracking_resource<Device>{limiting,
@@ -287,17 +296,21 @@ struct host_caching : on<holdfast::host_device> { static constexpr auto name = "
 struct cuda_caching : on<holdfast::cuda_device> { static constexpr auto name = "cuda_caching"; static auto make(device d = {}) { return holdfast::caching_resource{holdfast::malloc_resource{d}}; } };
 struct host_foreign : on<holdfast::host_device> { static constexpr auto name = "host_foreign"; static auto make(device d = {}) { return holdfast::any_resource<device>{foreign_pool<device>{}, d}; } };
 struct cuda_foreign : on<holdfast::cuda_device> { static constexpr auto name = "cuda_foreign"; static auto make(device d = {}) { return holdfast::any_resource<device>{foreign_pool<device>{}, d}; } };
+struct host_mr : on<holdfast::host_device> { static constexpr auto name = "host_mr"; static auto make(device d = {}) { return holdfast::any_resource<device>{holdfast::mr_resource{mr_pool<device>{}, d}}; } };
+struct cuda_mr : on<holdfast::cuda_device> { static constexpr auto name = "cuda_mr"; static auto make(device d = {}) { return holdfast::any_resource<device>{holdfast::mr_resource{mr_pool<device>{}, d}}; } };
 struct host_policies : on<holdfast::host_device> { static constexpr auto name = "host_policies"; static auto make(device d = {}) { return policies<device>(holdfast::malloc_resource{d}); } };
 struct cuda_policies : on<holdfast::cuda_device> { static constexpr auto name = "cuda_policies"; static auto make(device d = {}) { return policies<device>(holdfast::async_resource{d}); } };
 // clang-format on
 
-#ifdef HOLDFAST_TEST_HOST_ONLY
+#ifdef HOLDFAST_TEST_RESOURCES
+// another program's
+#elif defined(HOLDFAST_TEST_HOST_ONLY)
 using resources_under_test =
-    ::testing::Types<host_malloc, host_vmm, host_guard, host_caching, host_policies, host_foreign>;
+    ::testing::Types<host_malloc, host_vmm, host_guard, host_caching, host_policies, host_foreign, host_mr>;
 #else
 using resources_under_test =
-    ::testing::Types<host_malloc, host_vmm, host_guard, host_caching, host_policies, host_foreign, cuda_malloc,
-                     cuda_async, cuda_cub, cuda_vmm, cuda_guard, cuda_caching, cuda_policies, cuda_foreign>;
+    ::testing::Types<host_malloc, host_vmm, host_guard, host_caching, host_policies, host_foreign, host_mr, cuda_malloc,
+                     cuda_async, cuda_cub, cuda_vmm, cuda_guard, cuda_caching, cuda_policies, cuda_foreign, cuda_mr>;
 #endif
 
 struct resource_names {

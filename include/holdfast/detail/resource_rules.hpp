@@ -9,6 +9,7 @@
 #include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -101,7 +102,12 @@ class resource_handle {
         return state_->impl.allocate(stream, bytes, alignment);
       }
       const std::size_t slack = alignment - Impl::max_alignment;
-      void* const start = state_->impl.allocate(stream, bytes + slack, Impl::max_alignment);
+      void* start = nullptr;
+      try {
+        start = state_->impl.allocate(stream, bytes + slack, Impl::max_alignment);
+      } catch (const out_of_memory& shortage) {  // of more than the caller asked for
+        std::throw_with_nested(out_of_memory{name, bytes, shortage.held(), shortage.free()});
+      }
       void* aligned = start;
       std::size_t space = bytes + slack;
       std::align(alignment, bytes, aligned, space);
