@@ -101,7 +101,7 @@ class caching_pool {
       ++errors_;
       return;
     }
-    finish(stream);
+    wait_for_work(device(), stream);
     if (!owner->give(p, bytes)) {
       ++errors_;
     }
@@ -408,13 +408,6 @@ class caching_pool {
   }
 
   // --- waiting on the host -----------------------------------------------------------------------------------------------
-
-  /// For the work of one stream, by an event: synchronising the legacy stream would break captures.
-  void finish(stream_type stream) {
-    typename Device::event queued{device()};
-    queued.record(stream);
-    queued.synchronize();
-  }
 
   [[nodiscard]] bool held_back() {
     bool any = false;

@@ -77,6 +77,23 @@ void deallocate(Device device, typename Device::stream_type stream, void* p, Raw
 
 }  // namespace resource_rules
 
+/// The host waits for the work queued on `stream`: by an event, since synchronising the legacy stream would break the
+/// captures of blocking streams. What a kernel of the host device throws meanwhile is lost: there is nobody to throw it to.
+template <device Device>
+void wait_for_work(Device device, typename Device::stream_type stream) {
+  typename Device::event queued{device};
+  queued.record(stream);
+  for (bool done = false; !done;) {
+    try {
+      queued.synchronize();
+      done = true;
+    } catch (const device_error&) {
+      throw;
+    } catch (...) {
+    }
+  }
+}
+
 /// What the library's own resources derive from: a shared handle of one `Impl`, with the rules applied and alignments
 /// beyond what Impl can do made by allocating more.
 ///

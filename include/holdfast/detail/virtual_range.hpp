@@ -21,23 +21,6 @@ namespace holdfast::inline HOLDFAST_ABI::detail {
   return !__builtin_add_overflow(bytes, rest == 0 ? 0 : unit - rest, &rounded);
 }
 
-/// The host waits for the work queued on `stream`: by an event, since synchronising the legacy stream would break the captures
-/// of blocking streams. What a kernel of the host device throws meanwhile is lost: there is nobody to throw it to.
-template <device Device>
-void wait_for_work(Device device, typename Device::stream_type stream) {
-  typename Device::event queued{device};
-  queued.record(stream);
-  for (bool done = false; !done;) {
-    try {
-      queued.synchronize();
-      done = true;
-    } catch (const device_error&) {
-      throw;
-    } catch (...) {
-    }
-  }
-}
-
 /// How the memory of a range is made, and which other devices may use it.
 struct range_options {
   physical_options physical{};

@@ -101,9 +101,7 @@ class cub_caching_impl {
     const bool cached = block->bin != cub::CachingDeviceAllocator::INVALID_BIN &&
                         cub_.cached_bytes[device.ordinal].free + block->bytes <= cub_.max_cached_bytes;
     if (!cached || cuda_device::thread_bound(stream)) {
-      cuda_device::event queued{device};
-      queued.record(stream);
-      queued.synchronize();
+      wait_for_work(device, stream);
     }
     cuda_check(isolated([&] { return cub_.DeviceFree(device.ordinal, p); }), "cub::CachingDeviceAllocator::DeviceFree");
   }

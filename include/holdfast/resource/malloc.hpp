@@ -65,9 +65,7 @@ class malloc_impl<cuda_device> {
     return p;
   }
 
-  // cudaFree waits for the device today, which nobody promises: so we wait for the stream first. By an event, because
-  // synchronising the legacy stream would break the captures of blocking streams. Neither call invalidates anybody's
-  // capture here: both run in the rules' relaxed scope.
+  // cudaFree waits for the device today, which nobody promises: so we wait for the stream first.
   void deallocate(cudaStream_t stream, void* p, std::size_t, std::size_t) {
     {
       const std::lock_guard lock{mutex_};
@@ -78,9 +76,7 @@ class malloc_impl<cuda_device> {
       held_ -= block->second;
       live_.erase(block);
     }
-    cuda_device::event queued{device};
-    queued.record(stream);
-    queued.synchronize();
+    wait_for_work(device, stream);
     cuda_check(cudaFree(p), "cudaFree");
   }
 

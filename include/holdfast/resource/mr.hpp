@@ -18,7 +18,6 @@
 
 #include <holdfast/detail/process.hpp>
 #include <holdfast/detail/resource_rules.hpp>
-#include <holdfast/detail/virtual_range.hpp>
 #include <holdfast/device/cuda.hpp>
 #include <holdfast/device/device.hpp>
 #include <holdfast/device/host.hpp>
