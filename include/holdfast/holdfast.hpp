@@ -8,11 +8,15 @@
 #include <holdfast/device/device.hpp>
 #include <holdfast/device/host.hpp>
 #include <holdfast/error.hpp>
+#include <holdfast/kernel/concat_pad.hpp>
 #include <holdfast/kernel/gather_rows.hpp>
 #include <holdfast/kernel/gather_selected.hpp>
+#include <holdfast/kernel/norm_rope_pad.hpp>
 #include <holdfast/kernel/pad_queries.hpp>
+#include <holdfast/kernel/row_limit.hpp>
 #include <holdfast/kernel/row_op.hpp>
 #include <holdfast/kernel/unpad_output.hpp>
+#include <holdfast/kernel/verify_padding.hpp>
 #include <holdfast/memory_resource.hpp>
 #include <holdfast/padded_head_vector.hpp>
 #include <holdfast/padded_query_buffer.hpp>

@@ -8,6 +8,7 @@
 #include <holdfast/version.hpp>
 
 #include <bit>
+#include <cmath>
 #include <cstdint>
 
 namespace holdfast::inline HOLDFAST_ABI::detail {
@@ -43,6 +44,39 @@ HOLDFAST_HOST_DEVICE inline float exact_sum(float a, float b) {
   return sum;
 #else
   return opaque(opaque(a) + opaque(b));
+#endif
+}
+
+/// Not exact_sum(a, -b): under -use_fast_math, even a minus sign flushes denormals.
+HOLDFAST_HOST_DEVICE inline float exact_difference(float a, float b) {
+#if defined(__CUDA_ARCH__)
+  float difference;
+  asm("sub.rn.f32 %0, %1, %2;" : "=f"(difference) : "f"(a), "f"(b));
+  return difference;
+#else
+  return opaque(opaque(a) - opaque(b));
+#endif
+}
+
+/// Rounded to nearest, as a square root of IEEE's is.
+HOLDFAST_HOST_DEVICE inline float exact_root(float a) {
+#if defined(__CUDA_ARCH__)
+  float root;
+  asm("sqrt.rn.f32 %0, %1;" : "=f"(root) : "f"(a));
+  return root;
+#else
+  return opaque(std::sqrt(opaque(a)));
+#endif
+}
+
+/// 1 / a, rounded to nearest.
+HOLDFAST_HOST_DEVICE inline float exact_reciprocal(float a) {
+#if defined(__CUDA_ARCH__)
+  float reciprocal;
+  asm("rcp.rn.f32 %0, %1;" : "=f"(reciprocal) : "f"(a));
+  return reciprocal;
+#else
+  return opaque(1.0f / opaque(a));
 #endif
 }
 
