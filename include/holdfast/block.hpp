@@ -24,6 +24,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -94,7 +95,9 @@ class block : public std::enable_shared_from_this<block<Device>> {
     detail::refuse_unusable_device(Device::name);
     for (use& last : uses_) {
       if (!fence(last)) {
-        throw logic_error{"a block cannot be suspended while a stream that used it is capturing"};
+        throw logic_error{
+            "a block cannot be suspended while a stream that used it is capturing, or did so when the use ended and is "
+            "another thread's (the per-thread default stream)"};
       }
     }
   }
@@ -179,7 +182,7 @@ class block : public std::enable_shared_from_this<block<Device>> {
     bool others = false;
     for (const use& earlier : uses_) {
       if (earlier.capture == capture) {
-        const bool same = earlier.stream == stream && !earlier.mark;
+        const bool same = earlier.continues_on(stream);
         known = known || same;
         others = others || !same;
       }
@@ -192,7 +195,7 @@ class block : public std::enable_shared_from_this<block<Device>> {
   /// Work that uses the block has been queued on `stream`: later users and the final free wait for it.
   void end_use(stream_type stream, std::uint64_t capture) noexcept {
     for (const use& earlier : uses_) {
-      if (earlier.stream == stream && earlier.capture == capture && !earlier.mark) [[likely]] {
+      if (earlier.stream == stream && earlier.capture == capture && !earlier.mark && !earlier.bound()) [[likely]] {
         return;
       }
     }
@@ -208,11 +211,21 @@ class block : public std::enable_shared_from_this<block<Device>> {
 
   /// A stream that used the block since anybody waited for it. Streams are remembered, not fenced: an event is recorded
   /// when another stream acquires or when the buffer lets go; so streams outlive the buffers and handles used on them. A
-  /// handle that means another stream in each thread is fenced at once. `mark` is the event, once recorded.
+  /// handle that means another stream in each thread is fenced at once, or by that thread as soon as it can be. `mark` is
+  /// the event, once recorded.
   struct use {
     stream_type stream;
     std::uint64_t capture;
     std::optional<typename Device::event> mark;
+    std::thread::id thread{};  // the only one that can record it; none: any
+
+    [[nodiscard]] bool bound() const noexcept { return thread != std::thread::id{}; }
+    /// Whether this thread means the same stream by the handle.
+    [[nodiscard]] bool within_reach() const noexcept { return !bound() || thread == std::this_thread::get_id(); }
+    /// Whether what is queued on `next` comes after it without being told.
+    [[nodiscard]] bool continues_on(stream_type next) const noexcept {
+      return stream == next && !mark && within_reach();
+    }
   };
 
   /// Uses in other captures that are remembered, so that a thousand captures don't make a list of a thousand.
@@ -298,8 +311,9 @@ class block : public std::enable_shared_from_this<block<Device>> {
       }
       if (earlier.mark) {
         Device::wait(stream, *earlier.mark);
-      } else if (earlier.stream != stream) {
-        if (capture == 0 && Device::capturing(earlier.stream).state != capture_state::none) {
+      } else if (!earlier.continues_on(stream)) {
+        if (!earlier.within_reach() ||
+            (capture == 0 && Device::capturing(earlier.stream).state != capture_state::none)) {
           continue;  // no event can be recorded there now
         }
         Device::wait(stream, fresh_mark(earlier.stream));
@@ -315,6 +329,9 @@ class block : public std::enable_shared_from_this<block<Device>> {
   void note(stream_type stream, std::uint64_t capture, bool fence_now) noexcept {
     try {
       forget_old_captures(capture);
+      std::erase_if(uses_, [&](const use& earlier) {  // the new one stands for it
+        return earlier.bound() && earlier.capture == capture && earlier.continues_on(stream);
+      });
       remember(stream, capture, fence_now);
     } catch (...) {
       wait_instead(stream, capture);
@@ -326,7 +343,10 @@ class block : public std::enable_shared_from_this<block<Device>> {
     if (Device::thread_bound(stream)) {
       const typename Device::relaxed_scope relaxed;
       const typename Device::current_scope current{device()};
-      now.mark.emplace(fresh_mark(stream));
+      now.thread = std::this_thread::get_id();
+      if (capture != 0 || Device::capturing(stream).state == capture_state::none) {
+        now.mark.emplace(fresh_mark(stream));
+      }
     } else if (fence_now) {
       static_cast<void>(fence(now));
     }
@@ -364,12 +384,12 @@ class block : public std::enable_shared_from_this<block<Device>> {
   }
 
   /// Whether nothing but an event (or a graph's end) stands for the use. False: its stream is capturing, and must outlive
-  /// the block; or the runtime is broken.
+  /// the block, or is another thread's to name; or the runtime is broken.
   [[nodiscard]] bool fence(use& last) noexcept {
-    if (last.capture != 0 || last.mark || last.stream == home_) {
+    if (last.capture != 0 || last.mark || (last.stream == home_ && last.within_reach())) {
       return true;  // of a capture: the graph owned the block, so it is gone by the time it matters, or never ran
     }
-    if (!detail::device_usable().load(std::memory_order_relaxed)) {
+    if (!last.within_reach() || !detail::device_usable().load(std::memory_order_relaxed)) {
       return false;
     }
     try {

@@ -141,7 +141,8 @@ class query_rows {
   void pin(graph_type graph) const { use_.pin(graph); }
 
   /// Ends the use, as the destructor does. The handle is empty then. On a per-thread default stream, it is the thread that
-  /// used it which releases.
+  /// used it which releases: before anybody acquires elsewhere, who would not wait for its work else. If its stream captures
+  /// by then, those are yours to order; and the memory goes back by a later call of that thread's (collect, say).
   void release() noexcept {
     use_.release();
     data_ = nullptr;
@@ -257,6 +258,7 @@ class padded_query_buffer {
 
   /// Zeroes all padding again on `stream`, that of blocks which only graphs still hold included: after somebody else's
   /// sleep mode dropped the contents under kept addresses. Graphs may replay once that is done. Real heads are untouched.
+  /// Work of handles that still hold memory which growth replaced is yours to order before it.
   /// Throws logic_error on a capturing stream.
   void restore_padding(stream_type stream) {
     if (const auto capture = Device::capturing(stream); capture.state != capture_state::none) {

@@ -209,7 +209,7 @@ class scratch {
     std::visit([&](const auto& use) { use.pin(graph); }, use_);
   }
 
-  /// Ends the use, as the destructor does. The handle is empty then.
+  /// Ends the use, as the destructor does. The handle is empty then. On a per-thread default stream as query_rows::release.
   void release() noexcept {
     std::visit([](auto& use) { use.release(); }, use_);
     forget();

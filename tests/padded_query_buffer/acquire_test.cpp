@@ -359,6 +359,22 @@ TYPED_TEST(padded_query_buffer_acquire, works_on_the_per_thread_default_stream_o
   EXPECT_TRUE(support::padding_is_zero<TypeParam>(buffer.data(), 4, buffer.shape()));
 }
 
+TEST(padded_query_buffer_acquire_host, takes_nobody_into_a_capture_that_began_before_a_release) {
+  using holdfast::host_device;
+  holdfast::padded_query_buffer<float, host_device> buffer{holdfast::malloc_resource<host_device>{host_device{}},
+                                                           support::small_shape};
+  const auto mine = holdfast::host::per_thread_stream();
+  const holdfast::host::stream other{host_device{}};
+  auto rows = buffer.acquire(mine, 2);
+  mine.begin_capture();
+  rows.release();
+  rows = buffer.acquire(other, 2);
+  EXPECT_EQ(host_device::capturing(other).state, holdfast::capture_state::none);
+  auto graph = mine.end_capture();
+  EXPECT_NO_THROW(rows = buffer.acquire(other, 2));
+  EXPECT_NO_THROW(rows = buffer.acquire(mine, 2));
+}
+
 TEST(padded_query_buffer_acquire_host, the_per_thread_default_streams_of_two_threads_are_ordered) {
   using holdfast::host_device;
   for (std::uint64_t seed = 0; seed < 50; ++seed) {

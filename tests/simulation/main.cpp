@@ -54,13 +54,11 @@ struct options {
 
 /// In a child: whether it went well. The world is left as it is: a broken one may not survive its end.
 bool runs(const program& made, bool tell) {
+  tell_misuse = [](const std::string& what) { std::snprintf(left->what, sizeof left->what, "%s", what.c_str()); };
   auto* const made_for_it = new world(made, tell);
-  if (made_for_it->run()) {
-    delete made_for_it;
-    return true;
-  }
-  std::snprintf(left->what, sizeof left->what, "%s", found_misuse.c_str());
-  return false;
+  if (!made_for_it->run()) return false;
+  delete made_for_it;
+  return found_misuse.empty();
 }
 
 /// Forks. The parent has never used the device, which a child could not use then.
@@ -79,7 +77,7 @@ pid_t spawn(const Child& child) {
 /// How a child ended; empty when all is well.
 std::string verdict(int status) {
   if (WIFEXITED(status) && WEXITSTATUS(status) == 0) return {};
-  if (WIFEXITED(status) && left->what[0] != '\0') return left->what;
+  if (left->what[0] != '\0') return left->what;
   if (WIFSIGNALED(status)) return WTERMSIG(status) == SIGALRM ? "it hangs" : strsignal(WTERMSIG(status));
   return "it ended with status " + std::to_string(WEXITSTATUS(status));
 }

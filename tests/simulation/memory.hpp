@@ -2,16 +2,19 @@
 //
 //   ledger              every allocation, twice: as the calls made it (host time), and as the queues execute it
 //   pool                a correct, stream-ordered pool that reuses the lowest addresses at once: the hardest upstream
+//   pages               malloc_resource, whose pages go when queued work is done
 //   recording_resource  what the library is given: passes calls to any upstream, writes the ledger, fails when told
 //
-// Work that touches memory asks the ledger first, so misuse is found where it happens and rarely as a crash.
+// Work that touches memory asks the ledger first, so misuse is found where it happens and rarely as a crash. To the race
+// detector, an owner's first and last work is to write all that it owns: whoever comes next has to come after it.
 #pragma once
 
 #include "mutants.hpp"
+#include "observed_device.hpp"
 
-#include <holdfast/device/host.hpp>
 #include <holdfast/error.hpp>
 #include <holdfast/memory_resource.hpp>
+#include <holdfast/resource/malloc.hpp>
 
 #include <algorithm>
 #include <array>
@@ -20,6 +23,7 @@
 #include <cstring>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <new>
 #include <optional>
 #include <string>
@@ -29,16 +33,8 @@
 
 namespace simulation {
 
-namespace host = holdfast::host;
-using device = holdfast::host_device;
 using any_resource = holdfast::any_resource<device>;
 using allocation_id = std::uint64_t;  // never used again; 0: none
-
-/// The first misuse found; what comes later may be its consequence.
-inline std::string found_misuse;
-inline void misuse(std::string what) {
-  if (found_misuse.empty()) found_misuse = std::move(what);
-}
 
 /// Sees to it that nothing which is read was zero, or anybody's, by accident.
 inline void make_garbage(void* p, std::size_t bytes) { std::memset(p, 0xA5, bytes); }
@@ -53,6 +49,7 @@ class ledger {
 
   // --- host time
   allocation_id allocated(const void* p, std::size_t bytes, std::size_t alignment, host::stream_ref stream) {
+    const std::lock_guard lock(mutex_);
     const std::uintptr_t begin = address(p);
     if (begin % alignment != 0) misuse("an allocation is not aligned");
     const auto next = calls_.lower_bound(begin);
@@ -66,6 +63,7 @@ class ledger {
 
   /// The allocation that is given back; none, and a misuse, when there is no such one or somebody still needs it.
   allocation_id freed(const void* p, std::size_t bytes, std::size_t alignment, host::stream_ref stream) {
+    const std::lock_guard lock(mutex_);
     const auto found = calls_.find(address(p));
     if (found == calls_.end()) {
       misuse("memory was given back that isn't allocated");
@@ -83,6 +81,7 @@ class ledger {
   }
 
   allocation_id extended(const void* p, std::size_t old_bytes, std::size_t bytes) {
+    const std::lock_guard lock(mutex_);
     const auto found = calls_.find(address(p));
     if (found == calls_.end() || found->second.bytes != old_bytes) {
       misuse("memory was extended that isn't allocated, or is of another size");
@@ -94,18 +93,44 @@ class ledger {
 
   /// The allocation that all of the range lies in.
   [[nodiscard]] allocation_id owner(const void* p, std::size_t bytes) const {
+    const std::lock_guard lock(mutex_);
     const auto past = calls_.upper_bound(address(p));
     if (past == calls_.begin()) return 0;
     const auto& [begin, of] = *std::prev(past);
     return address(p) + bytes <= begin + of.bytes ? of.id : 0;
   }
 
-  void need(allocation_id id) { ++needed_[id]; }
+  void need(allocation_id id) {
+    const std::lock_guard lock(mutex_);
+    ++needed_[id];
+  }
   void need_no_more(allocation_id id) {
+    const std::lock_guard lock(mutex_);
     if (const auto found = needed_.find(id); --found->second == 0) needed_.erase(found);
   }
 
   [[nodiscard]] std::size_t count() const { return calls_.size(); }
+
+  // --- memory that comes from no resource: mapped by whom it belongs to
+  allocation_id named() { return ++last_; }
+  /// These bytes are of `id`, and stay mapped while it is needed, but while it is suspended.
+  void belongs(allocation_id id, const void* p, std::size_t bytes) {
+    const std::lock_guard lock(mutex_);
+    mapping& all = mappings_.try_emplace(id, mapping{address(p), address(p) + bytes, false}).first->second;
+    all.begin = std::min(all.begin, address(p));
+  }
+  void suspends(allocation_id id, bool now) {
+    const std::lock_guard lock(mutex_);
+    if (const auto found = mappings_.find(id); found != mappings_.end()) found->second.suspended = now;
+  }
+  void unmapped(const void* p, std::size_t bytes) const {
+    const std::lock_guard lock(mutex_);
+    for (const auto& [id, of] : mappings_) {
+      if (address(p) < of.end && of.begin < address(p) + bytes && !of.suspended && needed_.contains(id)) {
+        misuse("memory was unmapped while a handle or a graph needs it");
+      }
+    }
+  }
 
   // --- when queued work runs
   void begins(void* p, std::size_t bytes, allocation_id id) {
@@ -140,6 +165,7 @@ class ledger {
   }
   /// Whether the range belongs to that allocation now.
   [[nodiscard]] bool usable(const void* p, std::size_t bytes, allocation_id id) const {
+    if (mappings_.contains(id)) return true;  // or it crashes
     const auto past = live_.upper_bound(address(p));
     if (past == live_.begin()) return false;
     const auto& [begin, of] = *std::prev(past);
@@ -148,6 +174,10 @@ class ledger {
   [[nodiscard]] std::size_t live() const { return live_.size(); }
 
  private:
+  struct mapping {
+    std::uintptr_t begin, end;
+    bool suspended;
+  };
   struct region {
     std::size_t bytes = 0;
     allocation_id id = 0;
@@ -156,10 +186,12 @@ class ledger {
 
   static std::uintptr_t address(const void* p) { return reinterpret_cast<std::uintptr_t>(p); }
 
+  mutable std::mutex mutex_;  // of what host time changes
   allocation_id last_ = 0;
   std::map<std::uintptr_t, allocation> calls_;
   std::map<std::uintptr_t, region> live_;
   std::unordered_map<allocation_id, int> needed_;
+  std::map<allocation_id, mapping> mappings_;
 };
 
 /// Stream-ordered memory from one fixed range. What is given back can be had at once, by any stream, which then waits for
@@ -183,9 +215,10 @@ class pool {
     }
     if (begin + taken > size) throw holdfast::out_of_memory{name, bytes, 0, 0};
     const std::size_t end = begin + taken;
-    for (const ghost& before : state_->ghosts) {
+    for (ghost& before : state_->ghosts) {
       if (before.begin >= end || before.end <= begin || HOLDFAST_MUTANT(pool_publishes_early) ||
-          (HOLDFAST_MUTANT(pool_trusts_handles) && before.stream == stream)) {
+          (HOLDFAST_MUTANT(pool_trusts_handles) && before.stream == stream) ||
+          (HOLDFAST_MUTANT(pool_takes_errors_for_ready) && seems_ready(before))) {
         continue;
       }
       device::wait(stream, before.freed);
@@ -197,8 +230,8 @@ class pool {
 
   void deallocate(host::stream_ref stream, void* p, std::size_t, std::size_t) noexcept {
     const auto found = state_->used.find(static_cast<std::size_t>(static_cast<std::byte*>(p) - state_->base));
-    host::event freed{device{0}};
-    freed.record(stream);
+    device::event freed{device{0}};
+    if (!HOLDFAST_MUTANT(pool_takes_errors_for_ready)) freed.record(stream);
     state_->ghosts.push_back({found->first, found->second, stream, std::move(freed)});
     state_->used.erase(found);
   }
@@ -213,7 +246,7 @@ class pool {
   struct ghost {
     std::size_t begin, end;
     host::stream_ref stream;
-    host::event freed;
+    device::event freed;
   };
   struct state {
     std::byte* base;
@@ -221,6 +254,16 @@ class pool {
     std::map<std::size_t, std::size_t> used;  // begin and end
     std::vector<ghost> ghosts;                // given back; some may be used again in part
   };
+
+  /// Of a mutant, which records the event only now, maybe in a capture, and asks for nothing but "not ready".
+  static bool seems_ready(ghost& before) {
+    try {
+      before.freed.record(before.stream);
+      return before.freed.ready();
+    } catch (const holdfast::device_error&) {
+      return true;
+    }
+  }
 
   static std::byte* memory(int number) {
     static std::array<std::byte*, 4> all{};
@@ -232,11 +275,32 @@ class pool {
   std::shared_ptr<state> state_;
 };
 
+class pages {
+ public:
+  using stream_type = host::stream_ref;
+  static constexpr const char* name = "pages";
+
+  void* allocate(host::stream_ref stream, std::size_t bytes, std::size_t alignment) {
+    void* const p = from_.allocate(stream, bytes, alignment);
+    observing->mapped(p, bytes);
+    return p;
+  }
+  void deallocate(host::stream_ref stream, void* p, std::size_t bytes, std::size_t alignment) noexcept {
+    observing->work(stream, {writes("the unmapping of pages", 0, p, bytes)});
+    from_.deallocate(stream, p, bytes, alignment);
+  }
+
+  friend bool operator==(const pages&, const pages&) = default;
+
+ private:
+  holdfast::malloc_resource<holdfast::host_device> from_{holdfast::host_device{0}};
+};
+
 /// Any upstream, with the ledger written and failures on demand.
 template <bool Growing>
 class recording_resource {
  public:
-  using device_type = holdfast::host_device;
+  using device_type = simulation::device;
   using stream_type = host::stream_ref;
   static constexpr const char* name = "recording_resource";
 
@@ -253,35 +317,39 @@ class recording_resource {
       throw;
     }
     const allocation_id id = state_->book->allocated(p, bytes, alignment, stream);
-    stream.run([book = state_->book.get(), p, bytes, id] { book->begins(p, bytes, id); });
+    run(stream, writes("the begin of allocation ", id, p, bytes),
+        [book = state_->book.get(), p, bytes, id] { book->begins(p, bytes, id); });
     return p;
   }
 
   void deallocate(host::stream_ref stream, void* p, std::size_t bytes, std::size_t alignment) noexcept {
     const allocation_id id = state_->book->freed(p, bytes, alignment, stream);
     if (id == 0) return;
-    stream.run([book = state_->book.get(), p, id] { book->ends(p, id); });
+    run(stream, writes("the end of allocation ", id, p, bytes),
+        [book = state_->book.get(), p, id] { book->ends(p, id); });
     state_->upstream.deallocate(stream, p, bytes, alignment);
   }
 
   bool extend(host::stream_ref stream, void* p, std::size_t old_bytes, std::size_t bytes) requires Growing {
     if (fails() || !state_->upstream.extend(stream, p, old_bytes, bytes)) return false;
-    static_cast<void>(state_->book->extended(p, old_bytes, bytes));
-    stream.run([book = state_->book.get(), p, bytes] { book->grows(p, bytes); });
+    const allocation_id id = state_->book->extended(p, old_bytes, bytes);
+    run(stream, writes("the growth of allocation ", id, static_cast<std::byte*>(p) + old_bytes, bytes - old_bytes),
+        [book = state_->book.get(), p, bytes] { book->grows(p, bytes); });
     return true;
   }
 
   void decommit(host::stream_ref stream, void* p, std::size_t bytes) requires Growing {
-    stream.run([book = state_->book.get(), p] { book->commits(p, false); });
+    run(stream, writes("a suspension", 0, p, bytes), [book = state_->book.get(), p] { book->commits(p, false); });
     state_->upstream.decommit(stream, p, bytes);
   }
   void recommit(host::stream_ref stream, void* p, std::size_t bytes) requires Growing {
     if (fails()) throw holdfast::out_of_memory{name, bytes, 0, 0};
     state_->upstream.recommit(stream, p, bytes);
-    stream.run([book = state_->book.get(), p] { book->commits(p, true); });
+    run(stream, writes("a resumption", 0, p, bytes), [book = state_->book.get(), p] { book->commits(p, true); });
   }
 
-  [[nodiscard]] holdfast::host_device device() const { return state_->upstream.device(); }
+  [[nodiscard]] simulation::device device() const { return state_->upstream.device(); }
+  [[nodiscard]] bool omits_tails() const { return state_->upstream.omits_tails(); }
   friend bool operator==(const recording_resource&, const recording_resource&) = default;
 
   /// The next `count` calls that need memory fail.
@@ -296,6 +364,10 @@ class recording_resource {
     int failing = 0;
     int shortages = 0;
   };
+
+  static void run(host::stream_ref stream, const access& does, std::function<void()> kernel) {
+    simulation::device::run(stream, {does}, std::move(kernel));
+  }
 
   bool fails() {
     if (state_->failing == 0) return false;

@@ -1,6 +1,7 @@
 // A program: a list of operations drawn from a seed. Their arguments are small numbers that the world makes sense of when
 // it comes to them (the third handle there is, a stream, some rows), and what makes no sense then, or breaks the user's
 // side of the rules, is skipped: so every part of a program is a program, which is what shrinking needs.
+// Streams, threads and resources of the world are drawn from the same seed.
 #pragma once
 
 #include <array>
@@ -13,34 +14,38 @@
 namespace simulation {
 
 enum class verb : std::uint8_t {
-  acquire_rows,     // lane, stream, rows
-  acquire_scratch,  // lane, stream, rows
-  allocate,         // lane, stream, bytes
-  use,              // handle: writes it all, and looks at it later on
-  write,            // handle
-  check,            // handle: is what was written still there?
-  hand_over,        // handle, stream: that is where it is used from now on
-  pin,              // handle, stream that captures
-  release,          // handle
-  wait,             // stream, stream: the first waits for the second; forks and joins captures
-  begin_capture,    // stream, mode
-  end_capture,      // which
-  instantiate,      // graph
-  clone,            // graph
-  update,           // executable, graph
-  launch,           // executable, stream
-  drop_graph,       // graph
-  drop_exec,        // executable
-  drop_buffer,      // lane
-  drop_lane,        // lane
-  reserve,          // lane, rows
-  restore,          // lane, stream
-  suspend,          // lane
-  resume,           // lane
+  acquire_rows,      // lane, stream, rows
+  acquire_scratch,   // lane, stream, rows
+  acquire_anchored,  // lane, stream, rows
+  allocate,          // lane, stream, bytes
+  use,               // handle: writes it all, and looks at it later on
+  write,             // handle
+  check,             // handle: is what was written still there?
+  hand_over,         // handle, stream: that is where it is used from now on
+  pin,               // handle, stream that captures
+  release,           // handle
+  wait,              // stream, stream: the first waits for the second; forks and joins captures
+  begin_capture,     // stream, mode
+  end_capture,       // which
+  instantiate,       // graph
+  clone,             // graph
+  update,            // executable, graph
+  launch,            // executable, stream
+  drop_graph,        // graph
+  drop_exec,         // executable
+  drop_buffer,       // lane
+  drop_lane,         // lane
+  reserve,           // lane, rows
+  restore,           // lane, stream
+  suspend,           // lane
+  resume,            // lane
   collect,
   fail,            // lane, how often
   synchronize,     // stream
   recycle_stream,  // the one that may come and go
+  trim,            // lane, stream, how
+  turn,            // thread: it goes on with what follows
+  crowd,           // lane: all threads at once
   count
 };
 
@@ -104,25 +109,52 @@ class mixture {
 };
 
 inline constexpr weight anything[] = {
-    {verb::acquire_rows, 10}, {verb::acquire_scratch, 16},
-    {verb::allocate, 4},      {verb::use, 14},
-    {verb::write, 8},         {verb::check, 10},
-    {verb::hand_over, 7},     {verb::pin, 5},
-    {verb::release, 16},      {verb::wait, 9},
-    {verb::begin_capture, 7}, {verb::end_capture, 6},
-    {verb::instantiate, 6},   {verb::clone, 1},
-    {verb::update, 1},        {verb::launch, 12},
-    {verb::drop_graph, 4},    {verb::drop_exec, 3},
-    {verb::drop_buffer, 2},   {verb::drop_lane, 1},
-    {verb::reserve, 2},       {verb::restore, 1},
-    {verb::suspend, 1},       {verb::resume, 2},
-    {verb::collect, 2},       {verb::fail, 2},
-    {verb::synchronize, 3},   {verb::recycle_stream, 2},
+    {verb::acquire_rows, 10},
+    {verb::acquire_scratch, 16},
+    {verb::allocate, 4},
+    {verb::use, 14},
+    {verb::write, 8},
+    {verb::check, 10},
+    {verb::hand_over, 7},
+    {verb::pin, 5},
+    {verb::release, 16},
+    {verb::wait, 9},
+    {verb::begin_capture, 7},
+    {verb::end_capture, 6},
+    {verb::instantiate, 6},
+    {verb::clone, 1},
+    {verb::update, 1},
+    {verb::launch, 12},
+    {verb::drop_graph, 4},
+    {verb::drop_exec, 3},
+    {verb::drop_buffer, 2},
+    {verb::drop_lane, 1},
+    {verb::reserve, 2},
+    {verb::restore, 1},
+    {verb::suspend, 1},
+    {verb::resume, 2},
+    {verb::collect, 2},
+    {verb::fail, 2},
+    {verb::synchronize, 3},
+    {verb::recycle_stream, 2},
+    {verb::acquire_anchored, 4},
+    {verb::trim, 2},
+    {verb::turn, 6},
+    {verb::crowd, 1},
 };
 inline constexpr weight while_capturing[] = {
-    {verb::acquire_rows, 3}, {verb::acquire_scratch, 10}, {verb::use, 10}, {verb::write, 4},
-    {verb::check, 4},        {verb::hand_over, 3},        {verb::pin, 2},  {verb::release, 10},
-    {verb::wait, 4},         {verb::collect, 1},
+    {verb::acquire_rows, 3},
+    {verb::acquire_scratch, 10},
+    {verb::use, 10},
+    {verb::write, 4},
+    {verb::check, 4},
+    {verb::hand_over, 3},
+    {verb::pin, 2},
+    {verb::release, 10},
+    {verb::wait, 4},
+    {verb::collect, 1},
+    {verb::acquire_anchored, 2},
+    {verb::turn, 2},
 };
 
 [[nodiscard]] inline operation draw(verb what, generator& random) {
@@ -149,7 +181,8 @@ inline void add_capture(std::vector<operation>& to, generator& random) {
   }
   for (std::uint64_t n = 4 + random.below(16); n != 0; --n) {
     operation next = draw(mix(random), random);
-    const bool acquires = next.what == verb::acquire_rows || next.what == verb::acquire_scratch;
+    const bool acquires =
+        next.what == verb::acquire_rows || next.what == verb::acquire_scratch || next.what == verb::acquire_anchored;
     if (acquires && random.below(4) != 0) next.with[0] = lane;
     if (random.below(4) == 0) {  // a fork; or a join, or a wait
       const auto other = static_cast<std::uint8_t>((origin + 1 + random.below(2)) % 3);

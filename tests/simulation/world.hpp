@@ -1,6 +1,6 @@
-// The world that a program runs in: streams, lanes, buffers, handles, captures and graphs of the real library on the host
-// device, whose queued work is really executed, in a seeded order. It is the user: it keeps the user's side of the rules,
-// and looks for breaches of the library's.
+// The world that a program runs in: threads, streams of all kinds, lanes, buffers, handles, captures and graphs of the real
+// library on the host device, whose queued work is really executed, in a seeded order. It is the user: it keeps the user's
+// side of the rules, and looks for breaches of the library's.
 //
 // The user's side, all of it:
 //   1. Lanes and buffers. Graphs that share memory (of a lane, of a buffer, or an eager scratch that was pinned) never run
@@ -9,7 +9,8 @@
 //      captured scratch that is used eagerly, after its capture ended, is ordered behind all eager work in its lane.
 //   2. Rows alias. Only the newest handle of a block is used, for each capture and for eager work. One that is used
 //      elsewhere than where it was acquired (on another stream, pinned in a capture, or eagerly after its capture ended) is
-//      ordered behind what uses the block there, and released there at once. restore_padding counts as a newer handle.
+//      ordered behind what uses the block there, and released there at once. restore_padding counts as a newer handle; it
+//      is ordered behind what handles still do with memory that growth replaced. Anchored scratch is as rows.
 //   3. A handle that moves to another stream is ordered by the user. It is released where it was used last; what was queued
 //      eagerly somewhere else than that, or than where it was acquired, is ordered before the stream where it was acquired.
 //      So is eager work on the stream of the release, when that stream captures by then. What was pinned and used in a capture
@@ -21,24 +22,36 @@
 //      still held is queued; until it is resumed, nothing of it is used or launched.
 //   7. A buffer on which eager work was queued before its stream began to capture: the next eager acquire elsewhere is
 //      ordered by the user, because no event can be recorded on a capturing stream.
+//   8. The legacy stream is left alone while a blocking stream captures, but for acquires, which are refused, and releases.
+//      What was queued there before is ordered as in 7.
+//   9. What was acquired on a per-thread default stream is used and released by that thread alone. The next acquire
+//      elsewhere is ordered by the user, unless it was released by then, at a time when that stream did not capture. In the
+//      end every thread collects.
+//  10. Threads take turns, but for what is thread safe (`crowd`), which all of them do at once.
 //
 // The library's side, checked all the time:
 //   - what work touches belongs to the allocation that it was acquired from, by the time that the work runs, and nobody
 //     else's work comes between a write and the look at what was written;
+//   - work that touches the same bytes is ordered, whatever the order it runs in (races.hpp): the user's, the library's
+//     fills, the begin and the end of every allocation, and the unmapping of memory;
 //   - padding and tails are zero whenever rows are used;
-//   - handles that live at once don't overlap, unless they are of one buffer;
+//   - handles that live at once don't overlap, unless they are of one buffer; anchored scratch is one handle's, and its end
+//     never moves;
 //   - nothing that a handle, a capture, a graph or an executable needs is given back;
 //   - nothing throws but what is documented, failing changes nothing, and no capture is invalidated;
 //   - in the end everything has gone back, and nothing is counted as pinned, retired or pending.
 #pragma once
 
+#include "crew.hpp"
 #include "memory.hpp"
+#include "observed_device.hpp"
 #include "program.hpp"
 
+#include <holdfast/anchored_scratch.hpp>
 #include <holdfast/capture.hpp>
 #include <holdfast/padded_query_buffer.hpp>
 #include <holdfast/resource/caching.hpp>
-#include <holdfast/resource/malloc.hpp>
+#include <holdfast/resource/guard.hpp>
 #include <holdfast/resource/vmm.hpp>
 #include <holdfast/tail_padded_allocator.hpp>
 
@@ -65,23 +78,35 @@ namespace simulation {
 class world {
  public:
   world(const program& made, bool tell) : program_(made), tell_(tell), schedule_(made.schedule) {
+    observing = &observer_;
     generator random(made.seed ^ 0x5eed);
+    observer_.on_unmap = [book = book_.get()](const void* p, std::size_t bytes) { book->unmapped(p, bytes); };
+    choose_streams(random);
     for (int i = 0; i < lane_count; ++i) choose_resource(i, random);
     order_of_death_ = random.below(6);
   }
   world(const world&) = delete;
   world& operator=(const world&) = delete;
+  ~world() {
+    handles_.clear();
+    for (lane_slot& mine : lanes_) mine = {};
+    observing = nullptr;
+  }
 
   /// Whether it went well; if not, found_misuse says what happened.
   bool run() {
     try {
       for (const operation& next : program_.operations) {
-        step(next);
+        if (next.what == verb::crowd) {
+          crowd(lanes_[next.with[0] % lane_count]);
+        } else {
+          take_turn(next_thread_, [&] { step(next); });
+        }
         if (!found_misuse.empty()) return false;
       }
       finish();
     } catch (const std::exception& e) {
-      misuse(std::string("an exception that nothing explains: ") + e.what());
+      unexplained(e);
     }
     return found_misuse.empty();
   }
@@ -91,18 +116,27 @@ class world {
   using element = unsigned char;
   using buffer = holdfast::padded_query_buffer<element, device>;
   using allocator = holdfast::tail_padded_allocator<element, device>;
-  using event = std::shared_ptr<host::event>;
+  using event = std::shared_ptr<device::event>;
   using serial = std::uint64_t;  // of a capture; 0: eager
 
+  using anchored = holdfast::anchored_scratch<element, device>;
+
   static constexpr int lane_count = 2;
-  static constexpr int stream_count = 4;
   static constexpr int transient = 3;  // the stream that comes and goes
+  static constexpr int most_threads = 3;
+  static constexpr int first_bound = 4;  // the per-thread default stream of the first thread; then those of the others
+  static constexpr int stream_count = first_bound + most_threads;
+  static constexpr std::size_t anchored_pages = 2;  // of addresses
   static constexpr std::size_t most_handles = 8, most_graphs = 4, most_captures = 2;
 
   struct stream {
-    host::stream handle{};
+    host::stream own{};
+    host::stream_ref handle{};
+    bool blocking = false;
+    bool legacy = false;
     serial capture = 0;
-    event before{};  // the end of its eager work, while it captures
+    event before{};  // the end of its eager work, while that can't be told
+    event latest{};  // the end of its work when its thread's last turn was over; of bound ones
   };
 
   /// Memory that is shared by graphs and eager work, which take turns.
@@ -110,6 +144,7 @@ class world {
     unsigned eager = 0;   // streams with eager work since the last launch
     event launched;       // behind the last launch
     unsigned behind = 0;  // streams that have waited for it
+    unsigned untold = 0;  // bound streams that captured when eager work there ended
     std::uint64_t turn = 0;
   };
   using shared_domain = std::shared_ptr<domain>;
@@ -123,22 +158,31 @@ class world {
     [[nodiscard]] buffer* get() { return own ? &*own : of_lane; }
   };
 
+  struct anchored_slot {
+    std::optional<anchored> own;
+    allocation_id id = 0;
+    shared_domain turns;
+    flag suspended;
+  };
+
   struct lane_slot {
     std::optional<any_resource> resource;
     std::function<void(int)> fail;
     std::function<int()> shortages;
+    std::optional<holdfast::caching_resource<device>> cache;
+    bool streams_stay = false;  // the cache was promised that
     std::optional<holdfast::lane<device>> lane;
     std::optional<allocator> scratches;
     holdfast::over_read tail;
     std::size_t alignment = 64;
     bool refuses = false;  // to grow once captured
-    bool caches = false;
     shared_domain turns;
     std::array<buffer_slot, 2> buffers;  // the lane's, and one by itself
+    anchored_slot end;
   };
 
   struct handle {
-    enum class kind { rows, scratch, raw } what = kind::raw;
+    enum class kind { rows, scratch, anchored, raw } what = kind::raw;
     int number = 0;
     int lane = 0;
     holdfast::query_rows<element, device> rows{};
@@ -166,6 +210,8 @@ class world {
     std::uint64_t tag_turn = 0;
 
     [[nodiscard]] std::size_t bytes() const { return count * row_bytes + tail_bytes; }
+    /// Whether others have the same memory, before and after.
+    [[nodiscard]] bool aliases() const { return what == kind::rows || what == kind::anchored; }
   };
 
   /// What a capture recorded, and so its graphs and executables hold.
@@ -176,17 +222,19 @@ class world {
   };
   struct capture {
     int origin = 0;
-    int began = 0;  // after that many handles
+    int thread = 0;    // that must end it,
+    bool any = false;  // if not any may
+    int began = 0;     // after that many handles
     record holds{};
   };
   struct graph_slot {
     int number;
-    host::graph graph;
+    simulation::graph graph;
     record holds;
   };
   struct exec_slot {
     int number;
-    host::graph_exec exec;
+    graph_exec exec;
     record holds;
   };
 
@@ -203,11 +251,49 @@ class world {
     va_end(with);
   }
 
+  static void unexplained(const std::exception& e) {
+    misuse(std::string("an exception that nothing explains: ") + e.what());
+  }
+
   static const char* kind_name(const handle& h) {
-    return h.what == handle::kind::rows ? "rows" : h.what == handle::kind::scratch ? "scratch" : "raw";
+    switch (h.what) {
+      case handle::kind::rows: return "rows";
+      case handle::kind::scratch: return "scratch";
+      case handle::kind::anchored: return "anchored scratch";
+      default: return "raw";
+    }
   }
 
   // --- setting up ------------------------------------------------------------------------------------------------------------
+
+  /// Most programs have non-blocking streams and one thread.
+  void choose_streams(generator& random) {
+    const std::uint64_t kind = random.below(8);
+    for (int s = 0; s <= transient; ++s) {
+      at(s).blocking = kind >= 4 && random.below(2) == 0;
+      make_stream(s);
+    }
+    if (kind == 5) {
+      stream& last = at(transient - 1);
+      last = {.handle = host::legacy_stream(), .blocking = false, .legacy = true};
+      say("stream %d is the legacy stream", transient - 1);
+    }
+    has_bound_ = kind >= 6;
+    if (has_bound_) {
+      for (int s = first_bound; s < stream_count; ++s) {
+        at(s).handle = host::per_thread_stream();
+        at(s).blocking = true;
+      }
+      say("stream 1 is the per-thread default stream: %d, %d and %d", first_bound, first_bound + 1, first_bound + 2);
+    }
+    threads_ = kind == 7 || random.below(32) == 0 ? 1 + static_cast<int>(random.below(most_threads)) : 1;
+  }
+
+  void make_stream(int s) {
+    at(s).own = host::stream{{}, at(s).blocking ? host::stream_kind::blocking : host::stream_kind::non_blocking};
+    at(s).handle = at(s).own;
+    if (at(s).blocking) say("stream %d is a blocking one", s);
+  }
 
   void choose_resource(int i, generator& random) {
     lane_slot& mine = lanes_[static_cast<std::size_t>(i)];
@@ -217,27 +303,44 @@ class world {
     mine.tail = tails[random.below(std::size(tails))];
     mine.alignment = std::size_t{64} << random.below(3);
     mine.refuses = random.below(4) == 0;
+    choose_upstream(i, mine, random);
+    if (mine.resource->omits_tails()) mine.tail = {};
+  }
+
+  void choose_upstream(int i, lane_slot& mine, generator& random) {
     const std::uint64_t kind = random.below(32);
     if (i != 0 && kind < 16) {
       lane_slot& first = lanes_[0];
       mine.resource = first.resource;
       mine.fail = first.fail;
       mine.shortages = first.shortages;
-      mine.caches = first.caches;
+      mine.cache = first.cache;
+      mine.streams_stay = first.streams_stay;
       say("lane %d takes the resource of lane 0", i);
     } else if (kind == 31) {
-      record_calls<false>(mine, holdfast::malloc_resource<device>{device{0}});
+      record_calls<false>(mine, any_resource{pages{}, device{0}});
       say("lane %d takes malloc_resource", i);
-    } else if (kind == 29) {
-      record_calls<false>(
-          mine, holdfast::caching_resource<device>{holdfast::malloc_resource<device>{device{0}},
-                                                   {.max_reserved_bytes = std::size_t{2} << (20 + random.below(3))}});
-      mine.caches = true;
-      say("lane %d takes caching_resource", i);
-    } else if (kind == 30) {
+    } else if (kind >= 28) {
+      mine.streams_stay = kind == 28;
+      mine.cache.emplace(any_resource{pages{}, device{0}},
+                         holdfast::caching_options{.max_reserved_bytes = std::size_t{2} << (20 + random.below(3)),
+                                                   .streams_stay = mine.streams_stay});
+      record_calls<false>(mine, *mine.cache);
+      say("lane %d takes caching_resource%s", i, mine.streams_stay ? ", whose streams stay" : "");
+    } else if (kind == 27) {
       record_calls<true>(
           mine, holdfast::vmm_resource<device>{device{0}, {.reserve_bytes = std::size_t{1} << (12 + random.below(3))}});
       say("lane %d takes vmm_resource", i);
+    } else if (kind == 26) {
+      const bool omit = random.below(4) == 0;
+      record_calls<false>(
+          mine, holdfast::guard_resource<device>{device{0},
+                                                 {.placement = random.below(2) == 0 ? holdfast::guard_placement::end
+                                                                                    : holdfast::guard_placement::start,
+                                                  .omit_tails = omit,
+                                                  .unmapped_bytes = 4096,
+                                                  .quarantine = 4}});
+      say("lane %d takes guard_resource%s", i, omit ? ", which omits tails" : "");
     } else if (kind % 2 == 0) {
       record_calls<false>(mine, any_resource{pool{i}, device{0}});
       say("lane %d takes a pool", i);
@@ -284,29 +387,68 @@ class world {
     return slot;
   }
 
+  anchored_slot& anchored_at(lane_slot& mine) {
+    anchored_slot& slot = mine.end;
+    if (!slot.own) {
+      slot = {.own = anchored{*mine.lane,
+                              {.row_elements = 64, .over_read = mine.tail, .alignment = 64},
+                              anchored_pages * device{0}.granularity()},
+              .id = book_->named(),
+              .turns = std::make_shared<domain>(),
+              .suspended = std::make_shared<bool>(false)};
+    }
+    return slot;
+  }
+
   // --- order -----------------------------------------------------------------------------------------------------------------
 
   stream& at(int s) { return streams_[static_cast<std::size_t>(s)]; }
   [[nodiscard]] serial capture_of(int s) { return at(s).capture; }
 
+  /// Which one is meant, of those that capture, or of all.
+  [[nodiscard]] int stream_of(std::uint8_t n, int of = transient) const {
+    const int s = n % of;
+    return has_bound_ && s == 1 ? first_bound + thread_ : s;
+  }
+  static bool is_bound(int s) { return s >= first_bound; }
+  /// Whether this thread can name it.
+  [[nodiscard]] bool is_mine(int s) const { return !is_bound(s) || s == first_bound + thread_; }
+  /// Whether nothing can be queued or recorded there eagerly now.
+  [[nodiscard]] bool is_closed(int s) {
+    const auto captures = [](const stream& one) { return one.blocking && one.capture != 0; };
+    return capture_of(s) != 0 || (at(s).legacy && std::any_of(streams_.begin(), streams_.end(), captures));
+  }
+  [[nodiscard]] bool refuses_implicitly(int s) { return is_closed(s) && capture_of(s) == 0; }
+
   static event point(host::stream_ref s) {
-    auto e = std::make_shared<host::event>(device{0});
+    auto e = std::make_shared<device::event>(device{0});
     e->record(s);
     return e;
+  }
+
+  /// Behind the eager work of a stream.
+  [[nodiscard]] event eager_end(int s) {
+    return is_closed(s) ? at(s).before : is_mine(s) ? point(at(s).handle) : at(s).latest;
   }
 
   /// What is queued on `to` from now on comes after what is queued on `from`. False: that cannot be said.
   bool order(int from, int to) {
     if (from == to) return true;
+    const bool in_one = capture_of(to) != 0 && capture_of(from) == capture_of(to);
+    if (!is_mine(to) || (!in_one && is_closed(to))) return false;
     const relaxed scope;
-    if (capture_of(to) == 0) {
-      device::wait(at(to).handle, capture_of(from) == 0 ? *point(at(from).handle) : *at(from).before);
-    } else if (capture_of(from) == capture_of(to)) {
-      device::wait(at(to).handle, *point(at(from).handle));
-    } else {
-      return false;
-    }
+    const event end = !in_one ? eager_end(from) : is_mine(from) ? point(at(from).handle) : at(from).latest;
+    if (end != nullptr) device::wait(at(to).handle, *end);
     return true;
+  }
+
+  /// The capture that `s` is about to take part in will forbid to look at the end of this eager work.
+  void note_ends(int s) {
+    at(s).before = point(at(s).handle);
+    if (!at(s).blocking) return;
+    for (int other = 0; other < transient; ++other) {
+      if (at(other).legacy && !is_closed(other)) at(other).before = point(at(other).handle);
+    }
   }
 
   /// Eager work on `s` takes its turn.
@@ -321,10 +463,15 @@ class world {
     turns->eager |= bit;
   }
 
-  /// Rule 7.
-  void order_behind_capturing(const shared_domain& turns, int s) {
-    for (int other = 0; other < stream_count; ++other) {
-      if ((turns->eager >> other & 1) != 0 && capture_of(other) != 0) order(other, s);
+  /// Rules 7 and 9.
+  void order_behind_unrecorded(const shared_domain& turns, int s) {
+    const serial c = capture_of(s);
+    for (int other = 0; other < stream_count && c == 0; ++other) {
+      if ((turns->eager >> other & 1) != 0 && is_closed(other)) order(other, s);
+      if ((turns->untold >> other & 1) != 0) order(other, s);
+    }
+    for (const handle& h : handles_) {
+      if (h.turns == turns && h.last.contains(c) && is_bound(h.last.at(c))) order(h.last.at(c), s);
     }
   }
 
@@ -355,13 +502,26 @@ class world {
   // --- work ------------------------------------------------------------------------------------------------------------------
 
   /// A piece of queued work, as it was when it was queued.
-  struct access {
+  struct task {
     const ledger* book;
     std::byte* data;
     std::size_t count, row_bytes, real_bytes, tail_bytes;
     allocation_id id;
     std::uint64_t tag;
     int number;
+
+    [[nodiscard]] accesses does(bool to_write) const {
+      const auto n = static_cast<std::uint64_t>(number);
+      if (!to_write) return {reads("work of #", n, data, count * row_bytes + tail_bytes)};
+      access real = writes("work of #", n, data, real_bytes);
+      access padding = reads("work of #", n, data + real_bytes, row_bytes - real_bytes);
+      real.pitch = padding.pitch = row_bytes;
+      real.rows = padding.rows = count;
+      accesses all{real};
+      if (padding.width != 0) all.push_back(padding);
+      if (tail_bytes != 0) all.push_back(reads("work of #", n, data + count * row_bytes, tail_bytes));
+      return all;
+    }
 
     [[nodiscard]] bool usable() const {
       if (book->usable(data, count * row_bytes + tail_bytes, id)) return true;
@@ -416,12 +576,12 @@ class world {
   void queue(const handle& h, bool write) {
     // The tail of captured scratch is a node's business: elsewhere nobody may have written it.
     const std::size_t tail = h.in == capture_of(h.stream) ? h.tail_bytes : 0;
-    const access made{book_.get(), h.data, h.count, h.row_bytes, h.real_bytes, tail, h.id, h.tag, h.number};
+    const task made{book_.get(), h.data, h.count, h.row_bytes, h.real_bytes, tail, h.id, h.tag, h.number};
     const relaxed scope;
     if (write) {
-      at(h.stream).handle.run([made] { made.write(); });
+      device::run(at(h.stream).handle, made.does(true), [made] { made.write(); });
     } else {
-      at(h.stream).handle.run([made] { made.check(); });
+      device::run(at(h.stream).handle, made.does(false), [made] { made.check(); });
     }
   }
 
@@ -430,17 +590,18 @@ class world {
     const serial c = capture_of(h.stream);
     if (h.suspended != nullptr && *h.suspended) return false;
     if (h.what == handle::kind::raw && c != 0) return false;
+    if (!is_mine(h.stream) || !is_mine(h.acquired_on) || refuses_implicitly(h.stream)) return false;
     const bool elsewhere = c != h.in;
     if (elsewhere && c != 0 && std::find(h.pinned.begin(), h.pinned.end(), c) == h.pinned.end()) return false;
     if (elsewhere && c == 0 && captures_.contains(h.in)) return false;
-    if (h.what == handle::kind::rows) {
+    if (h.aliases()) {
       const auto newest = newest_.find({h.id, c});
       if (!elsewhere && newest->second != h.number) return false;
       newest_[{h.id, c}] = h.number;
     }
     // Nothing that is used exclusively needs this: rows alias, and so does captured scratch after the end of its capture.
-    if (elsewhere && (h.what == handle::kind::rows || (h.in != 0 && c == 0))) {
-      for (int s = 0; s < transient; ++s) {
+    if (elsewhere && (h.aliases() || (h.in != 0 && c == 0))) {
+      for (int s = 0; s < stream_count; ++s) {
         const bool there = c == 0 ? (h.turns->eager >> s & 1) != 0 : capture_of(s) == c;
         if (there) order(s, h.stream);
       }
@@ -476,13 +637,13 @@ class world {
   /// Rule 2, the end of it. The handle may be gone afterwards.
   void end_use(std::list<handle>::iterator h) {
     const bool elsewhere = h->in != capture_of(h->stream) || h->stream != h->acquired_on;
-    if (h->what == handle::kind::rows && elsewhere) release(h);
+    if (h->aliases() && elsewhere) release(h);
   }
 
   // --- handles ---------------------------------------------------------------------------------------------------------------
 
   void add(handle made) {
-    made.id = book_->owner(made.data, made.bytes());
+    if (made.what != handle::kind::anchored) made.id = book_->owner(made.data, made.bytes());
     if (made.id == 0) {
       misuse("#" + std::to_string(made.number) + " lies outside of what its resource gave");
       return;
@@ -496,7 +657,7 @@ class world {
     }
     book_->need(made.id);
     if (made.in != 0) recorded(made.in, made);
-    if (made.what == handle::kind::rows) newest_[{made.id, made.in}] = made.number;
+    if (made.aliases()) newest_[{made.id, made.in}] = made.number;
     handles_.push_back(std::move(made));
   }
 
@@ -510,6 +671,17 @@ class world {
     return made;
   }
 
+  /// The legacy stream, while a blocking one captures.
+  template <class Acquire>
+  void expect_refusal(int s, const Acquire& acquire) {
+    say("... on stream %d, which must be refused: a blocking stream captures", s);
+    try {
+      static_cast<void>(acquire());
+      misuse("the legacy stream was used while a blocking stream captures");
+    } catch (const holdfast::logic_error&) {
+    }
+  }
+
   /// What a call of the library's may throw: memory ran out, if it did.
   void explain(const lane_slot& mine, int shortages_before, const char* call) {
     say("  ... out of memory");
@@ -521,13 +693,12 @@ class world {
     lane_slot& mine = lane_at(l);
     buffer_slot& from = buffer_at(mine, l >> 1);
     buffer& rows = *from.get();
-    const int s = on % transient;
+    const int s = stream_of(on);
     const std::int64_t n = 1 + count % 24;
     const serial c = capture_of(s);
-    if (c == 0) {
-      enter(from.turns, s);
-      order_behind_capturing(from.turns, s);
-    }
+    if (refuses_implicitly(s)) return expect_refusal(s, [&] { return rows.acquire(at(s).handle, n); });
+    if (c == 0) enter(from.turns, s);
+    order_behind_unrecorded(from.turns, s);
     handle made = new_handle(handle::kind::rows, l % lane_count, s);
     say("#%d = buffer %d of lane %d, acquire(stream %d, %d rows)%s", made.number, l >> 1 & 1, made.lane, s,
         static_cast<int>(n), c == 0 ? "" : " in a capture");
@@ -565,8 +736,9 @@ class world {
   void acquire_scratch(std::uint8_t l, std::uint8_t on, std::uint8_t count) {
     if (handles_.size() == most_handles) return;
     lane_slot& mine = lane_at(l);
-    const int s = on % transient;
+    const int s = stream_of(on);
     const std::int64_t n = 1 + count % 12;
+    if (refuses_implicitly(s)) return expect_refusal(s, [&] { return mine.scratches->acquire(at(s).handle, n); });
     handle made = new_handle(handle::kind::scratch, l % lane_count, s);
     say("#%d = scratch of lane %d, acquire(stream %d, %d rows)%s", made.number, made.lane, s, static_cast<int>(n),
         made.in == 0 ? "" : " in a capture");
@@ -586,16 +758,61 @@ class world {
     add(std::move(made));
   }
 
+  void acquire_anchored(std::uint8_t l, std::uint8_t on, std::uint8_t count) {
+    if (handles_.size() == most_handles) return;
+    lane_slot& mine = lane_at(l);
+    anchored_slot& from = anchored_at(mine);
+    const int s = stream_of(on);
+    const std::int64_t n = 1 + count % 160;
+    if (refuses_implicitly(s)) return expect_refusal(s, [&] { return from.own->acquire(at(s).handle, n); });
+    handle made = new_handle(handle::kind::anchored, l % lane_count, s);
+    if (made.in == 0) enter(from.turns, s);
+    order_behind_unrecorded(from.turns, s);
+    say("#%d = anchored scratch of lane %d, acquire(stream %d, %d rows)%s", made.number, made.lane, s,
+        static_cast<int>(n), made.in == 0 ? "" : " in a capture");
+    const bool lent = std::any_of(handles_.begin(), handles_.end(), [&](const handle& h) { return h.id == from.id; });
+    const auto* const end = from.own->data_end();
+    const auto capacity = from.own->capacity();
+    const bool fits = static_cast<std::size_t>(n) * 64 <= anchored_pages * device{0}.granularity();
+    try {
+      made.scratch = from.own->acquire(at(s).handle, n);
+    } catch (const holdfast::in_use&) {
+      if (!lent) misuse("acquire says in use, which it isn't");
+    } catch (const holdfast::suspended&) {
+      if (!*from.suspended) misuse("acquire says suspended, which it isn't");
+    } catch (const holdfast::out_of_memory&) {
+      say("  ... out of memory");
+      if (fits) misuse("anchored scratch says out of memory, but there are addresses enough");
+    }
+    if (end != nullptr && from.own->data_end() != end) misuse("the end of anchored scratch moved");
+    if (made.scratch.data() == nullptr) {
+      if (from.own->capacity() != capacity) misuse("acquire failed, and changed the anchored scratch");
+      return;
+    }
+    if (*from.suspended || lent) misuse("acquire gives anchored scratch that is suspended, or somebody's");
+    if (made.scratch.data() + n * 64 != from.own->data_end()) misuse("anchored scratch isn't at the end");
+    made.data = reinterpret_cast<std::byte*>(made.scratch.data());
+    made.count = static_cast<std::size_t>(n);
+    made.row_bytes = made.real_bytes = 64;
+    made.tail_bytes = static_cast<std::size_t>(made.scratch.tail_rows()) * made.row_bytes;
+    made.id = from.id;
+    made.turns = from.turns;
+    made.suspended = from.suspended;
+    book_->belongs(made.id, made.data, made.count * made.row_bytes);
+    add(std::move(made));
+  }
+
   void allocate(std::uint8_t l, std::uint8_t on, std::uint8_t size, std::uint8_t alignment) {
     if (handles_.size() == most_handles) return;
     lane_slot& mine = lane_at(l);
-    const int s = on % stream_count;
+    const int s = stream_of(on, transient + 1);
+    const bool refused = is_closed(s);
     handle made = new_handle(handle::kind::raw, l % lane_count, s);
     made.count = 1;
     made.row_bytes = made.real_bytes = 8 * (1 + std::size_t{size} % 96);
     made.alignment = std::size_t{8} << alignment % 6;
     say("#%d = resource of lane %d, allocate(stream %d, %zu bytes)%s", made.number, made.lane, s, made.row_bytes,
-        made.in == 0 ? "" : ", which must be refused: it captures");
+        refused ? ", which must be refused: it captures" : "");
     const int shortages = mine.shortages();
     try {
       made.data = static_cast<std::byte*>(mine.resource->allocate(at(s).handle, made.row_bytes, made.alignment));
@@ -603,10 +820,10 @@ class world {
       explain(mine, shortages, "allocate");
       return;
     } catch (const holdfast::logic_error&) {
-      if (made.in == 0) throw;
+      if (!refused) throw;
       return;
     }
-    if (made.in != 0) {
+    if (refused) {
       misuse("a resource allocated on a capturing stream");
       return;
     }
@@ -628,16 +845,21 @@ class world {
     const bool into = give && still_capturing == 0 && h->what != handle::kind::raw && capture_of(h->stream) != 0 &&
                       !captures_.contains(h->in) && h->stream != h->acquired_on;
     if (into) where = h->stream;
+    if (!is_mine(where) || !is_mine(h->acquired_on)) return;
+    if (refuses_implicitly(where) && where != h->acquired_on) return;
     const auto eager = h->last.find(0);
     if (eager != h->last.end() && eager->second != h->acquired_on &&
         (eager->second != where || capture_of(where) != 0)) {
-      if (capture_of(h->acquired_on) != 0) return;
+      if (is_closed(h->acquired_on)) return;
       order(eager->second, h->acquired_on);
     }
     if (into) recorded(capture_of(where), *h);
+    for (const int s : {h->acquired_on, eager == h->last.end() ? where : eager->second}) {
+      if (h->turns != nullptr && is_bound(s) && is_closed(s)) h->turns->untold |= 1u << s;
+    }
     if (h->what == handle::kind::raw) {
       const int home = h->acquired_on;
-      if (capture_of(home) != 0) return;
+      if (is_closed(home)) return;
       if (eager != h->last.end()) order(eager->second, home);
       say("give #%d back to its resource", h->number);
       book_->need_no_more(h->id);
@@ -664,16 +886,25 @@ class world {
     handles_.erase(h);
   }
 
-  void pin(handle& h, int s) {
+  [[nodiscard]] bool may_pin(const handle& h, int s) {
     const serial c = capture_of(s);
     if (c == 0 || c == h.in || h.what == handle::kind::raw || captures_.contains(h.in) ||
         std::find(h.pinned.begin(), h.pinned.end(), c) != h.pinned.end()) {
-      return;
+      return false;
     }
-    if (h.what == handle::kind::scratch && h.in != 0 && h.number > captures_.at(c).began) return;
-    say("#%d.pin(stream %d), and use it there", h.number, s);
+    return h.what != handle::kind::scratch || h.in == 0 || h.number <= captures_.at(c).began;
+  }
+
+  void only_pin(const handle& h, int s) {
     const bool pinned = h.what == handle::kind::rows ? h.rows.pin(at(s).handle) : h.scratch.pin(at(s).handle);
     if (!pinned) misuse("a capturing stream does not pin");
+  }
+
+  void pin(handle& h, int s) {
+    if (!may_pin(h, s)) return;
+    const serial c = capture_of(s);
+    say("#%d.pin(stream %d), and use it there", h.number, s);
+    only_pin(h, s);
     if (h.turns == nullptr) {  // a graph shares it from now on
       h.turns = std::make_shared<domain>();
       h.turns->eager = 1u << h.acquired_on | 1u << h.used_on;
@@ -686,25 +917,27 @@ class world {
   // --- captures and graphs ---------------------------------------------------------------------------------------------------
 
   void begin_capture(int s, std::uint8_t mode) {
-    if (capture_of(s) != 0 || captures_.size() == most_captures) return;
+    if (capture_of(s) != 0 || captures_.size() == most_captures || at(s).legacy) return;
     const relaxed scope;
     static constexpr host::capture_mode modes[] = {host::capture_mode::global, host::capture_mode::thread_local_,
                                                    host::capture_mode::relaxed};
-    at(s).before = point(at(s).handle);
+    note_ends(s);
     at(s).handle.begin_capture(modes[mode % 3]);
     at(s).capture = ++serials_;
-    captures_[serials_] = {.origin = s, .began = numbers_};
+    captures_[serials_] = {.origin = s, .thread = thread_, .any = mode % 3 == 2 && !is_bound(s), .began = numbers_};
     say("begin_capture(stream %d)", s);
   }
 
   void end_capture(serial c) {
     capture& ended = captures_.at(c);
-    for (int s = 0; s < transient; ++s) {
-      if (capture_of(s) != c) continue;
-      order(s, ended.origin);
+    if (!ended.any && ended.thread != thread_) return;
+    for (int s = 0; s < stream_count; ++s) {
+      if (capture_of(s) == c) order(s, ended.origin);
     }
     for (stream& s : streams_) {
-      if (s.capture == c) s.capture = 0;
+      if (s.capture != c) continue;
+      s.capture = 0;
+      s.latest = s.before;
     }
     say("graph %d = end_capture(stream %d)", numbers_ + 1, ended.origin);
     record holds = std::move(ended.holds);
@@ -712,7 +945,7 @@ class world {
     captures_.erase(c);
     const relaxed scope;
     try {
-      graphs_.push_back({++numbers_, at(origin).handle.end_capture(), std::move(holds)});
+      graphs_.push_back({++numbers_, simulation::graph(at(origin).handle), std::move(holds)});
     } catch (const holdfast::device_error& e) {
       misuse(std::string("a capture was broken: ") + e.what());
       return;
@@ -723,9 +956,9 @@ class world {
   void wait(int a, int b) {
     if (a == b) return;
     if (capture_of(a) == 0 && capture_of(b) != 0) {  // a joins the capture
-      if (a == transient) return;
+      if (a == transient || at(a).legacy) return;
       const relaxed scope;
-      at(a).before = point(at(a).handle);
+      note_ends(a);
       device::wait(at(a).handle, *point(at(b).handle));
       at(a).capture = capture_of(b);
       say("stream %d waits for stream %d, and joins its capture", a, b);
@@ -756,7 +989,7 @@ class world {
   }
 
   void launch(exec_slot& e, int s) {
-    if (capture_of(s) != 0) return;
+    if (is_closed(s)) return;
     for (const flag& suspended : e.holds.suspended) {
       if (*suspended) return;
     }
@@ -770,7 +1003,7 @@ class world {
     say("launch(executable %d, stream %d)", e.number, s);
     e.exec.launch(at(s).handle);
     const event behind = point(at(s).handle);
-    for (const shared_domain& turns : e.holds.turns) *turns = {0, behind, 1u << s, turns->turn + 1};
+    for (const shared_domain& turns : e.holds.turns) *turns = {0, behind, 1u << s, turns->untold, turns->turn + 1};
   }
 
   // --- buffers and lanes -------------------------------------------------------------------------------------------------------
@@ -800,12 +1033,20 @@ class world {
   void restore(std::uint8_t l, int s) {
     lane_slot& mine = lane_at(l);
     buffer_slot& from = buffer_at(mine, l >> 1);
-    if (capture_of(s) != 0 || *from.suspended) return;
+    if (is_closed(s) || *from.suspended) return;
     say("buffer %d of lane %d, restore_padding(stream %d)", l >> 1 & 1, l % lane_count, s);
     enter(from.turns, s);
-    order_behind_capturing(from.turns, s);
+    order_behind_unrecorded(from.turns, s);
+    for (const handle& h : handles_) {  // rule 2: the buffer has let go of that memory, and knows of no work since
+      if (h.suspended == from.suspended && h.last.contains(0) && !is_current(from, h)) order(h.last.at(0), s);
+    }
     from.get()->restore_padding(at(s).handle);
     make_stale(from);
+  }
+
+  /// Whether it is of the memory that the buffer has now.
+  static bool is_current(buffer_slot& from, const handle& h) {
+    return h.data == reinterpret_cast<const std::byte*>(from.get()->data());
   }
 
   /// No handle of the buffer's is the newest any more.
@@ -830,7 +1071,7 @@ class world {
       for (const handle& h : handles_) {
         if (h.suspended != from.suspended) continue;
         for (const auto& [c, s] : h.last) {
-          if (c == 0) (capture_of(s) == 0 ? point(at(s).handle) : at(s).before)->synchronize();
+          if (c == 0) eager_end(s)->synchronize();
         }
       }
     }
@@ -839,8 +1080,8 @@ class world {
       *from.suspended = true;
       ++from.turns->turn;
     } catch (const holdfast::logic_error&) {
-      say("  ... refused, because a stream captures");
-      if (captures_.empty()) misuse("suspend is refused without a reason");
+      say("  ... refused, because a stream captures, or did when it was used");
+      if (captures_.empty() && from.turns->untold == 0) misuse("suspend is refused without a reason");
     }
     if (from.get()->suspended() != *from.suspended) misuse("suspended() says something else");
   }
@@ -859,34 +1100,144 @@ class world {
     }
   }
 
+  void suspend_anchored(lane_slot& mine) {
+    anchored_slot& from = anchored_at(mine);
+    if (*from.suspended) return;
+    for (const auto& [c, open] : captures_) {
+      const auto& all = open.holds.suspended;
+      if (std::find(all.begin(), all.end(), from.suspended) != all.end()) return;
+    }
+    say("anchored scratch of lane %d, suspend", number_of(mine));
+    if (from.turns->launched != nullptr) {
+      const relaxed scope;
+      from.turns->launched->synchronize();
+    }
+    const bool lent = std::any_of(handles_.begin(), handles_.end(), [&](const handle& h) { return h.id == from.id; });
+    book_->suspends(from.id, true);
+    try {
+      from.own->suspend(holdfast::quiescent);
+      *from.suspended = true;
+      ++from.turns->turn;
+    } catch (const holdfast::in_use&) {
+      say("  ... refused: it is in use");
+      if (!lent) misuse("suspend says in use, which it isn't");
+    } catch (const holdfast::logic_error&) {
+      say("  ... refused, because a stream captures, or did when it was used");
+      if (captures_.empty() && from.turns->untold == 0) misuse("suspend is refused without a reason");
+    }
+    book_->suspends(from.id, *from.suspended);
+    if (from.own->suspended() != *from.suspended) misuse("suspended() says something else");
+  }
+
+  void resume_anchored(lane_slot& mine) {
+    anchored_slot& from = anchored_at(mine);
+    if (!*from.suspended) return;
+    say("anchored scratch of lane %d, resume", number_of(mine));
+    from.own->resume();
+    *from.suspended = false;
+    book_->suspends(from.id, false);
+  }
+
+  /// Of the caches: what is free goes back, or to other streams.
+  void trim(std::uint8_t l, std::uint8_t on, std::uint8_t how) {
+    lane_slot& mine = lanes_[l % lane_count];
+    if (!mine.cache) return;
+    if (how % 2 == 0) {
+      say("caching_resource of lane %d, trim", l % lane_count);
+      mine.cache->trim(how % 4 == 0 ? 0 : std::size_t{2} << 20);
+    } else if (const int s = stream_of(on, transient + 1); !is_closed(s)) {
+      say("caching_resource of lane %d, release(stream %d)", l % lane_count, s);
+      mine.cache->release(at(s).handle);
+    }
+  }
+
+  /// What is promised to be thread safe, on all threads at the same time.
+  void crowd(lane_slot& mine) {
+    if (threads_ == 1) return;
+    say("all threads at once, on lane %d", number_of(mine));
+    std::array<const buffer*, most_threads> found{};
+    const auto at_once = [&](int thread, handle* pinned, int capturing) {
+      if (mine.lane) {
+        found[static_cast<std::size_t>(thread)] =
+            &mine.lane->padded_queries<element>({.heads = 3, .padded_heads = 4, .head_dim = 16});
+        static_cast<void>(mine.lane->scratch_bytes());
+      }
+      if (pinned != nullptr) only_pin(*pinned, capturing);
+      if (thread == 0) {
+        const relaxed scope;
+        if (!graphs_.empty()) drop_graph(graphs_.begin());
+        if (!execs_.empty()) drop_exec(execs_.begin());
+      }
+      holdfast::collect(device{0});
+      static_cast<void>(holdfast::counts(device{0}).pinned_bytes());
+      if (mine.cache && !is_closed(thread)) {
+        void* const p = mine.cache->allocate(at(thread).handle, 512, 256);
+        mine.cache->deallocate(at(thread).handle, p, 512, 256);
+      }
+    };
+    handle* pinned = nullptr;
+    int capturing = 0;
+    for (handle& h : handles_) {
+      for (int s = 0; s < transient; ++s) {
+        if (may_pin(h, s)) pinned = &h, capturing = s;
+      }
+    }
+    crew_.run_together(threads_ - 1, [&](int thread) {
+      try {
+        at_once(thread, pinned, capturing);
+      } catch (const holdfast::out_of_memory&) {  // of a cache with a limit
+      } catch (const std::exception& e) {
+        unexplained(e);
+      }
+    });
+    if (pinned != nullptr) pin(*pinned, capturing);
+    for (int thread = 1; thread < threads_; ++thread) {
+      if (found[static_cast<std::size_t>(thread)] != found[0]) misuse("two threads find different buffers in a lane");
+    }
+  }
+
+  void drop_anchored(lane_slot& mine) {
+    if (!mine.end.own) return;
+    say("destroy anchored scratch of lane %d", number_of(mine));
+    mine.end = {};
+  }
+
+  int number_of(const lane_slot& mine) const { return static_cast<int>(&mine - lanes_.data()); }
+
   void drop_buffer(lane_slot& mine) {
     if (!mine.buffers[1].own) return;
-    say("destroy buffer 1 of lane %d", static_cast<int>(&mine - lanes_.data()));
+    say("destroy buffer 1 of lane %d", number_of(mine));
     mine.buffers[1].own.reset();
   }
 
   void drop_lane(lane_slot& mine) {
     if (!mine.lane) return;
-    say("destroy lane %d", static_cast<int>(&mine - lanes_.data()));
+    say("destroy lane %d", number_of(mine));
     mine.buffers[0].of_lane = nullptr;
     mine.scratches.reset();
     mine.lane.reset();
   }
 
-  void recycle_stream() {
+  void recycle_stream(bool by_release) {
     for (const handle& h : handles_) {
       if (h.acquired_on == transient || h.stream == transient) return;
       for (const auto& [c, s] : h.last) {
         if (s == transient) return;
       }
     }
+    if (lanes_[0].streams_stay || lanes_[1].streams_stay) return;
     say("destroy stream %d, and make another one", transient);
-    if (lanes_[0].caches || lanes_[1].caches) {  // its own rule: only when the stream's work is done
-      const relaxed scope;
-      device::synchronize(at(transient).handle);
+    for (lane_slot& mine : lanes_) {  // a cache's own rule
+      if (!mine.cache) continue;
+      if (by_release) {
+        mine.cache->release(at(transient).handle);
+      } else {
+        const relaxed scope;
+        device::synchronize(at(transient).handle);
+      }
     }
-    at(transient).handle.reset();
-    at(transient).handle = host::stream{};
+    at(transient).own.reset();
+    make_stream(transient);
   }
 
   // --- the program -----------------------------------------------------------------------------------------------------------
@@ -900,10 +1251,10 @@ class world {
 
   void step(const operation& next) {
     const auto [a, b, c, d] = next.with;
-    const int s = a % transient;
     switch (next.what) {
       case verb::acquire_rows: acquire_rows(a, b, c); break;
       case verb::acquire_scratch: acquire_scratch(a, b, c); break;
+      case verb::acquire_anchored: acquire_anchored(a, b, c); break;
       case verb::allocate: allocate(a, b, c, d); break;
       case verb::use:
       case verb::write:
@@ -923,19 +1274,19 @@ class world {
         break;
       case verb::hand_over:
         if (handles_.empty()) break;
-        if (const auto h = pick(handles_, a); b % transient != h->stream) {
-          say("#%d moves to stream %d", h->number, b % transient);
-          h->stream = b % transient;
+        if (const auto h = pick(handles_, a); stream_of(b) != h->stream) {
+          say("#%d moves to stream %d", h->number, stream_of(b));
+          h->stream = stream_of(b);
         }
         break;
       case verb::pin:
-        if (!handles_.empty()) pin(*pick(handles_, a), b % transient);
+        if (!handles_.empty()) pin(*pick(handles_, a), stream_of(b));
         break;
       case verb::release:
         if (!handles_.empty()) release(pick(handles_, a), b % 2 == 0);
         break;
-      case verb::wait: wait(a % stream_count, b % stream_count); break;
-      case verb::begin_capture: begin_capture(s, b); break;
+      case verb::wait: wait(stream_of(a, transient + 1), stream_of(b, transient + 1)); break;
+      case verb::begin_capture: begin_capture(stream_of(a), b); break;
       case verb::end_capture:
         if (!captures_.empty()) end_capture(pick(captures_, a)->first);
         break;
@@ -964,7 +1315,7 @@ class world {
         }
         break;
       case verb::launch:
-        if (!execs_.empty()) launch(*pick(execs_, a), b % transient);
+        if (!execs_.empty()) launch(*pick(execs_, a), stream_of(b));
         break;
       case verb::drop_graph:
         if (!graphs_.empty()) drop_graph(pick(graphs_, a));
@@ -972,12 +1323,28 @@ class world {
       case verb::drop_exec:
         if (!execs_.empty()) drop_exec(pick(execs_, a));
         break;
-      case verb::drop_buffer: drop_buffer(lanes_[a % lane_count]); break;
+      case verb::drop_buffer:
+        if (b % 4 == 0) {
+          drop_anchored(lanes_[a % lane_count]);
+        } else {
+          drop_buffer(lanes_[a % lane_count]);
+        }
+        break;
       case verb::drop_lane: drop_lane(lanes_[a % lane_count]); break;
       case verb::reserve: reserve(a, b); break;
-      case verb::restore: restore(a, b % transient); break;
-      case verb::suspend: suspend(a); break;
-      case verb::resume: resume(a); break;
+      case verb::restore: restore(a, stream_of(b)); break;
+      case verb::suspend:
+        if (b % 4 == 0) {
+          suspend_anchored(lane_at(a));
+        } else {
+          suspend(a);
+        }
+        break;
+      case verb::resume:
+        resume(a);
+        resume_anchored(lane_at(a));
+        break;
+      case verb::trim: trim(a, b, c); break;
       case verb::collect:
         say("collect");
         holdfast::collect(device{0});
@@ -987,24 +1354,52 @@ class world {
         lanes_[a % lane_count].fail(1 + b % 2);
         break;
       case verb::synchronize:
-        if (capture_of(a % stream_count) == 0) {
-          say("synchronize(stream %d)", a % stream_count);
+        if (const int s = stream_of(a, transient + 1); !is_closed(s)) {
+          say("synchronize(stream %d)", s);
           const relaxed scope;
-          device::synchronize(at(a % stream_count).handle);
+          device::synchronize(at(s).handle);
         }
         break;
-      case verb::recycle_stream: recycle_stream(); break;
+      case verb::recycle_stream: recycle_stream(a % 2 == 0); break;
+      case verb::turn:
+        if (threads_ > 1) say("thread %d goes on", a % threads_);
+        next_thread_ = a % threads_;
+        break;
+      case verb::crowd: break;  // by all threads
       case verb::count: break;
     }
   }
 
+  /// `what`, by that thread, which leaves word of how far its own stream is.
+  void take_turn(int thread, const std::function<void()>& what) {
+    thread_ = next_thread_ = thread;
+    crew_.run(thread, [&] {
+      try {
+        what();
+        if (!has_bound_ || threads_ == 1) return;
+        const relaxed scope;
+        stream& own = at(first_bound + thread_);
+        own.latest = point(own.handle);
+      } catch (const std::exception& e) {
+        unexplained(e);
+      }
+    });
+  }
+
   /// Everything goes, in one order or another, and all of it must come back.
   void finish() {
-    while (!captures_.empty()) end_capture(captures_.begin()->first);
+    while (!captures_.empty() && found_misuse.empty()) {
+      take_turn(captures_.begin()->second.thread, [&] { end_capture(captures_.begin()->first); });
+    }
     for (std::uint64_t turn = 0; turn < 3; ++turn) {
       switch ((turn * (1 + order_of_death_ / 3) + order_of_death_) % 3) {
         case 0:
-          while (!handles_.empty()) release(handles_.begin());
+          for (int thread = 0; thread < threads_ && found_misuse.empty(); ++thread) {
+            take_turn(thread, [&] {
+              for (auto h = handles_.begin(); h != handles_.end();) release(h++);
+            });
+          }
+          if (!handles_.empty()) misuse("handles are left that no thread may release");
           break;
         case 1:
           while (!graphs_.empty()) drop_graph(graphs_.begin());
@@ -1013,15 +1408,19 @@ class world {
         default:
           for (lane_slot& mine : lanes_) {
             drop_buffer(mine);
+            drop_anchored(mine);
             drop_lane(mine);
           }
       }
     }
     for (int i = 0; i < 3; ++i) {
-      host::run_pending(device{0});
-      holdfast::collect(device{0});
+      device{0}.run_pending();
+      for (int thread = 0; thread < threads_; ++thread) {  // rule 9
+        take_turn(thread, [] { holdfast::collect(device{0}); });
+      }
     }
-    host::run_pending(device{0});
+    crew_.dismiss();
+    device{0}.run_pending();
     if (book_->count() != 0 || book_->live() != 0) {
       misuse("in the end " + std::to_string(book_->count()) + " allocations have not gone back");
     }
@@ -1036,8 +1435,14 @@ class world {
   const program& program_;
   const bool tell_;
   std::uint64_t order_of_death_ = 0;
+  observer observer_;
   host::seeded_schedule schedule_;
   std::shared_ptr<ledger> book_ = std::make_shared<ledger>();
+  crew crew_;
+  int threads_ = 1;
+  int thread_ = 0;       // whose turn it is
+  int next_thread_ = 0;  // whose it is next
+  bool has_bound_ = false;
   std::array<stream, stream_count> streams_{};
   std::array<lane_slot, lane_count> lanes_{};
   std::list<handle> handles_;

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -333,6 +334,31 @@ TYPED_TEST(captured_scratch, leaves_every_capture_valid) {
       }));
     }
   }
+}
+
+TEST(captured_scratch_host, is_not_used_again_on_another_threads_stream_of_the_same_handle) {
+  using holdfast::host_device;
+  using driver = support::driver<host_device>;
+  holdfast::tail_padded_allocator<unsigned char, host_device> scratch{
+      holdfast::any_resource<host_device>{holdfast::malloc_resource<host_device>{host_device{}}}, {.row_elements = 64}};
+  const auto handle = holdfast::host::per_thread_stream();
+  auto origin = driver::make_stream();
+  std::vector<const unsigned char*> used;
+  driver::begin_capture(origin.get());
+  for (int branch = 0; branch < 2; ++branch) {
+    std::thread{[&] {
+      driver::fork(origin.get(), handle);
+      for (int i = 0; i < 2; ++i) {
+        const auto rows = scratch.acquire(handle, 2);
+        host_device::fill(handle, rows.data(), std::byte{1}, 128);
+        used.push_back(rows.data());
+      }
+    }}.join();
+  }
+  EXPECT_EQ(used[0], used[1]);
+  EXPECT_NE(used[1], used[2]);
+  EXPECT_EQ(used[2], used[3]);
+  EXPECT_FALSE(driver::end_capture(origin.get()));  // the threads' streams have not come back
 }
 
 TEST(captured_scratch_host, overlays_only_what_is_ordered_under_every_schedule) {

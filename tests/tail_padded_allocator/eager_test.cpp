@@ -11,6 +11,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -186,6 +187,24 @@ TYPED_TEST(eager_scratch, released_while_its_stream_captures_goes_back_after_the
   EXPECT_TRUE(driver::end_capture(this->stream.get()));
   holdfast::collect(TypeParam{});
   EXPECT_EQ(this->resource.live_count(), 0U);
+}
+
+TEST(eager_scratch_host, released_while_its_per_thread_stream_captures_goes_back_by_that_thread_after_the_capture) {
+  using holdfast::host_device;
+  support::counting_resource<host_device> resource;
+  holdfast::tail_padded_allocator<unsigned char, host_device> scratch{holdfast::any_resource<host_device>{resource},
+                                                                      {.row_elements = 512}};
+  const auto mine = holdfast::host::per_thread_stream();
+  auto rows = scratch.acquire(mine, 4);
+  mine.begin_capture();
+  rows.release();
+  holdfast::collect(host_device{});
+  EXPECT_EQ(resource.live_count(), 1U);
+  auto graph = mine.end_capture();
+  std::thread{[] { holdfast::collect(host_device{}); }}.join();  // means another stream by the same handle
+  EXPECT_EQ(resource.live_count(), 1U);
+  holdfast::collect(host_device{});
+  EXPECT_EQ(resource.live_count(), 0U);
 }
 
 TYPED_TEST(eager_scratch, pinned_goes_back_though_the_stream_it_was_released_on_is_gone) {

@@ -152,7 +152,8 @@ class capture_arena {
   [[nodiscard]] std::vector<piece> taken_from(stream_type stream, const session& own) const {
     std::vector<piece> taken = held_;
     for (const use& earlier : own.released) {
-      if (earlier.stream != stream && !Device::comes_after(stream, earlier.last)) {
+      const bool same = earlier.stream == stream && !Device::thread_bound(stream);
+      if (!same && !Device::comes_after(stream, earlier.last)) {
         taken.push_back(earlier.of);
       }
     }
