@@ -90,11 +90,15 @@ TEST(CopyPlan, LongRunsAreCutIntoChunks) {
   constexpr std::int64_t row = 17 * 584 * 2, pitch = 64 * 584 * 2, of_row = row / 2048 + 1;
   ASSERT_EQ(copy.chunks, 3 * of_row);
   for (std::int64_t i = 0; i < copy.chunks; ++i) {
-    const auto chunk = copy.at(i);
+    const auto chunk = copy.chunk(i);
+    const auto piece = copy.piece(i, 0);
     const std::int64_t in_row = i % of_row * 2048;
-    EXPECT_EQ(chunk.from, made.from + i / of_row * row + in_row);
+    EXPECT_EQ(chunk.pieces, 1);
+    EXPECT_EQ(piece.from, made.from + i / of_row * row + in_row);
+    EXPECT_EQ(piece.at, 0u);
     EXPECT_EQ(chunk.to, made.to + i / of_row * pitch + in_row);
     EXPECT_EQ(chunk.bytes, std::min<std::int64_t>(2048, row - in_row));
+    EXPECT_EQ(piece.bytes, chunk.bytes);
   }
 }
 
@@ -102,8 +106,8 @@ TEST(CopyPlan, HeadsApartAreChunksOfTheirOwn) {
   const auto made = plan(2, {2, 3, 1536}, {{5 * 1544, 1544, 1}}, packed(64, 1536));
   const chunked_copy copy(made);
   ASSERT_EQ(copy.chunks, 2 * 3 * 2);
-  const auto last = copy.at(11);  // row 1, head 2, from 2048 on
-  EXPECT_EQ(last.from, made.from + 5 * 1544 * 2 + 2 * 1544 * 2 + 2048);
+  const auto last = copy.chunk(11);  // row 1, head 2, from 2048 on
+  EXPECT_EQ(copy.piece(11, 0).from, made.from + 5 * 1544 * 2 + 2 * 1544 * 2 + 2048);
   EXPECT_EQ(last.to, made.to + 64 * 1536 * 2 + 2 * 1536 * 2 + 2048);
   EXPECT_EQ(last.bytes, 1024u);
 }

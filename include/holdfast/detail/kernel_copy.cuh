@@ -12,30 +12,46 @@
 
 namespace holdfast::inline HOLDFAST_ABI::detail {
 
-/// A chunk a block, of one warp, whose first lane has it copied into shared memory and out again.
+/// A chunk a block, of one warp, which has its pieces copied into shared memory, and the whole out again.
 template <class Copy>
 HOLDFAST_HIDDEN __global__ void __launch_bounds__(32) copy_chunks_kernel(const __grid_constant__ Copy copy) {
-  const typename Copy::chunk chunk = copy.at(blockIdx.x);
+  const auto lane = static_cast<std::int32_t>(threadIdx.x);
+  [[maybe_unused]] __shared__ alignas(128) std::byte memory[Copy::chunk_bytes];
+  [[maybe_unused]] __shared__ bulk_barrier barrier;
   if constexpr (has_bulk_copies) {
-    __shared__ alignas(128) std::byte memory[Copy::chunk_bytes];
-    __shared__ bulk_barrier barrier;
-    if (threadIdx.x != 0) return;
-    barrier.init();
-    wait_for_predecessors();
-    barrier.expect(chunk.bytes);
-    barrier.copy(memory, chunk.from, chunk.bytes);
+    if (lane == 0) barrier.init();
+    __syncwarp();
+  }
+  wait_for_predecessors();
+  const copy_chunk chunk = copy.chunk(blockIdx.x);
+  if (chunk.pieces == 0) {
+    for (std::uint32_t at = threadIdx.x * 16; at < chunk.bytes; at += 32 * 16) store_packet(chunk.to + at, packet16{});
+    return;
+  }
+  if constexpr (has_bulk_copies) {
+    if (lane == 0) barrier.expect(chunk.bytes);
+    __syncwarp();
+    if (lane < chunk.pieces) {
+      const copy_piece piece = copy.piece(blockIdx.x, lane);
+      barrier.copy(memory + piece.at, piece.from, piece.bytes);
+    }
+    if (lane != 0) return;
     barrier.wait();
     let_successors_start();
     bulk_copy_out(chunk.to, memory, chunk.bytes);
     bulk_copies_out_have_read();
   } else {
-    for (std::uint32_t at = threadIdx.x * 16; at < chunk.bytes; at += 32 * 16)
-      store_packet(chunk.to + at, load_packet<packet16>(chunk.from + at));
+    for (std::int32_t p = 0; p < chunk.pieces; ++p) {
+      const copy_piece piece = copy.piece(blockIdx.x, p);
+      for (std::uint32_t at = threadIdx.x * 16; at < piece.bytes; at += 32 * 16)
+        store_packet(chunk.to + piece.at + at, load_packet<packet16>(piece.from + at));
+    }
   }
 }
 
-HOLDFAST_HIDDEN inline void run_chunks(cudaStream_t stream, const chunked_copy& copy) {
-  launch(stream, "copy", copy.chunks, 32, false, copy_chunks_kernel<chunked_copy>, copy);
+template <class Copy>
+HOLDFAST_HIDDEN void run_chunks(cudaStream_t stream, const Copy& copy, bool programmatic = false) {
+  launch(stream, "copy", copy.chunks, 32, programmatic, copy_chunks_kernel<Copy>, copy);
 }
 
 HOLDFAST_HIDDEN inline void run_copy(cudaStream_t stream, const copy_plan& plan) {
