@@ -264,11 +264,10 @@ static_assert(holdfast::memory_resource<counting_resource<holdfast::host_device>
 static_assert(!holdfast::extensible_resource<counting_resource<holdfast::host_device>>);
 static_assert(holdfast::extensible_resource<growing_resource<holdfast::host_device>>);
 
-/// Every policy there is, over `upstream`. What is live when the last handle goes fails the test.
+/// Every policy that passes on what `upstream` can do, over it. What is live when the last handle goes fails the test.
 template <class Device>
 holdfast::tracking_resource<Device> policies(holdfast::any_resource<Device> upstream) {
-  const holdfast::nvtx_heap_resource<Device> heaps{std::move(upstream)};
-  const holdfast::nvtx_resource<Device> regions{heaps};
+  const holdfast::nvtx_resource<Device> regions{std::move(upstream)};
   const holdfast::logging_resource<Device> logging{regions, "/dev/null"};
   const holdfast::failing_resource<Device> failing{logging};  // never
   const holdfast::limiting_resource<Device> limiting{failing, SIZE_MAX};
