@@ -32,7 +32,7 @@ struct rmm_entry {
 // clang-format off
 struct rmm_cuda : rmm_entry { static constexpr auto name = "rmm_cuda"; static auto make(device d = {}) { return on(d, [] { return rmm::mr::cuda_memory_resource{}; }); } };
 struct rmm_async : rmm_entry { static constexpr auto name = "rmm_async"; static auto make(device d = {}) { return on(d, [] { return rmm::mr::cuda_async_memory_resource{}; }); } };
-struct rmm_pool : rmm_entry { static constexpr auto name = "rmm_pool"; static auto make(device d = {}) { return on(d, [] { return rmm::mr::pool_memory_resource{rmm::mr::cuda_memory_resource{}, std::size_t{64} << 20}; }); } };
+struct rmm_pool : rmm_entry { static constexpr bool breaks_captures_when_made = true; static constexpr auto name = "rmm_pool"; static auto make(device d = {}) { return on(d, [] { return rmm::mr::pool_memory_resource{rmm::mr::cuda_memory_resource{}, std::size_t{64} << 20}; }); } };
 // clang-format on
 
 using resources_under_test = ::testing::Types<rmm_cuda, rmm_async, rmm_pool>;

@@ -257,8 +257,9 @@ class mr_impl {
 /// host_accessible.
 ///
 /// It is called on its device, on no capturing stream, in relaxed mode, where no call can invalidate anybody's capture but
-/// a synchronisation of the whole device: a resource that does that (RMM's arena, when its memory is short) is not for
-/// programs that capture meanwhile. Zero bytes, sizes and alignments are as for all our resources: alignments beyond 256
+/// a synchronisation of the whole device or, if a blocking stream captures, of the legacy stream: a resource that does that
+/// (RMM's arena, when its memory is short; RMM's pool, when it is made or destroyed) is not for programs that capture
+/// meanwhile. Zero bytes, sizes and alignments are as for all our resources: alignments beyond 256
 /// bytes (or max_align_t's, of host_accessible memory) cost the difference in bytes. std::bad_alloc and cuda::cuda_error
 /// come out as out_of_memory and device_error, with what was thrown nested inside; others as they are. The last handle
 /// destroys the resource, on its device, too.
