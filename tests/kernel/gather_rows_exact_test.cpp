@@ -1,10 +1,15 @@
 // The host twins of the device's exact arithmetic: casts, products and sums that nothing fuses, byte permutation.
+#include <holdfast/detail/kernel_decode.hpp>
 #include <holdfast/detail/kernel_exact.hpp>
 #include <holdfast/detail/kernel_fp8.hpp>
+#include <holdfast/detail/kernel_half.hpp>
 #include <holdfast/detail/kernel_nvfp4.hpp>
 
+#include "support/gather_format_reference.hpp"
 #include "support/gather_reference.hpp"
 
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
 #include <cuda_fp8.h>
 #include <gtest/gtest.h>
 
@@ -60,6 +65,52 @@ TEST(ExactArithmetic, CastsGoToTheNearest) {
   }
   for (const std::uint32_t bits : {0x7f800000u, 0xff800000u, 0x7f7fffffu, 0x7f800001u, 0x7fffffffu, 0xffc00000u, 1u})
     expect(bits);
+}
+
+TEST(ExactArithmetic, HalvesGoToTheNearest) {
+  const auto expect = [](std::uint32_t bits) {
+    const auto value = std::bit_cast<float>(bits);
+    const std::uint32_t bf16 = detail::bf16_of_bits(bits), fp16 = detail::fp16_of_bits(bits);
+    ASSERT_EQ(bf16, nearest_bf16(value)) << std::hex << bits;
+    ASSERT_EQ(fp16, nearest_fp16(value)) << std::hex << bits;
+    ASSERT_EQ(bf16, __bfloat16_as_ushort(__float2bfloat16_rn(value))) << std::hex << bits;
+    ASSERT_EQ(fp16, __half_as_ushort(__float2half_rn(value))) << std::hex << bits;
+  };
+  std::mt19937 random(1);
+  for (int i = 0; i < 1 << 19; ++i) expect(static_cast<std::uint32_t>(random()));
+  for (std::uint32_t upper = 0; upper < 1u << 16; ++upper)  // every bf16 value, every middle, and their neighbours
+    for (const std::uint32_t lower : {0x0000u, 0x0001u, 0x7fffu, 0x8000u, 0x8001u, 0xffffu})
+      expect(upper << 16 | lower);
+  for (std::uint32_t half = 0; half < 0x7c00; ++half) {  // every fp16 value and every middle
+    const auto value = __half2float(__ushort_as_half(static_cast<std::uint16_t>(half)));
+    const auto next = half == 0x7bff ? 65536.0f : __half2float(__ushort_as_half(static_cast<std::uint16_t>(half + 1)));
+    const auto here = std::bit_cast<std::uint32_t>(value), middle = std::bit_cast<std::uint32_t>((value + next) / 2);
+    for (const std::uint32_t sign : {0u, 0x80000000u})
+      for (const std::uint32_t bits : {here, here + 1, middle - 1, middle, middle + 1}) expect(sign | bits);
+  }
+}
+
+TEST(ExactArithmetic, TwoHalvesAreAWord) {
+  EXPECT_EQ(detail::bf16_of_floats(1.0f, -2.0f), 0xc0003f80u);
+  EXPECT_EQ(detail::fp16_of_floats(1.0f, -2.0f), 0xc0003c00u);
+}
+
+TEST(ExactArithmetic, CodesOfAWordAreTheirValues) {
+  float values[8];
+  for (std::uint32_t byte = 0; byte < 256; ++byte) {
+    EXPECT_EQ(std::isnan(detail::float_of_ue8m0(byte)), byte == 255);
+    if (byte < 255) {
+      EXPECT_EQ(detail::float_of_ue8m0(byte), std::ldexp(1.0f, static_cast<int>(byte) - 127));
+    }
+    detail::floats_of_e2m1({{byte << 8}}, values);
+    EXPECT_EQ(values[2], value_of_e2m1(byte & 15));
+    EXPECT_EQ(values[3], value_of_e2m1(byte >> 4));
+    EXPECT_EQ(std::signbit(values[2]), (byte & 8) != 0);
+    if ((byte & 0x7f) == 0x7f) continue;
+    detail::floats_of_e4m3({{byte << 16, byte}}, values);
+    EXPECT_EQ(static_cast<double>(values[2]), value_of_e4m3(byte));
+    EXPECT_EQ(static_cast<double>(values[4]), value_of_e4m3(byte));
+  }
 }
 
 TEST(ExactArithmetic, FourCastsAreFourBytes) {

@@ -2,6 +2,8 @@
 // of all its values, casts search it, and the order of operations is that of gather_rows.hpp's opening comment.
 #pragma once
 
+#include "support/gather_bytes.hpp"
+
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -12,7 +14,6 @@
 
 namespace gather_test {
 
-using byte_vector = std::vector<std::byte>;
 using row_bytes = std::array<std::byte, 512>;
 
 inline constexpr float magnitudes[8] = {0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f};

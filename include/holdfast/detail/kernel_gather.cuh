@@ -22,7 +22,9 @@ HOLDFAST_HIDDEN __global__ void __launch_bounds__(gather_warps<Rows, Gather> * 3
     gather_kernel(const __grid_constant__ Gather gather) {
   using source = typename Gather::source;
   using packet = typename Gather::packet;
-  constexpr std::int32_t warps = gather_warps<Rows, Gather>, batch = gather_batch<Rows, Gather>;
+  constexpr std::int32_t warps = gather_warps<Rows, Gather>;
+  constexpr std::int32_t turns = gather_turns<Rows, Gather>, batch = gather_batch<Rows, Gather>;
+  constexpr bool whole_turns = Rows * Gather::packets_of_a_row == turns * 32 && turns % batch == 0;
   constexpr bool staged = Gather::staged && has_bulk_copies;
   __shared__ alignas(16) std::conditional_t<staged, typename Gather::staged_row, source> rows[warps][Rows];
   [[maybe_unused]] __shared__ bulk_barrier barriers[warps];
@@ -48,11 +50,13 @@ HOLDFAST_HIDDEN __global__ void __launch_bounds__(gather_warps<Rows, Gather> * 3
         barriers[warp].copy(to, from, bytes);
       });
     barriers[warp].wait();
+    if constexpr (Gather::lanes_stage) __syncwarp();  // what they stored beside the copies
   } else {
     if (lane < Rows) rows[warp][lane] = found;
     __syncwarp();
   }
   const auto load = [&](const gather_place& at) -> packet {
+    if (!whole_turns && at.row >= Rows) return {};
     if constexpr (staged) {
       return valid >> at.row & 1 ? gather.load(Gather::source_in(rows[warp][at.row]), at.packet) : packet{};
     } else {
@@ -61,18 +65,18 @@ HOLDFAST_HIDDEN __global__ void __launch_bounds__(gather_warps<Rows, Gather> * 3
     }
   };
 
-#pragma unroll 1
-  for (std::int32_t begin = 0; begin < Rows; begin += batch) {
+#pragma unroll(Gather::unrolled ? turns / batch : 1)
+  for (std::int32_t begin = 0; begin < turns; begin += batch) {
     packet packets[batch];
 #pragma unroll
     for (std::int32_t i = 0; i < batch; ++i) {
       packets[i] = load(Gather::template place_of<Rows>((begin + i) * 32 + lane));
     }
-    if (begin + batch == Rows) let_successors_start();
+    if (begin + batch >= turns) let_successors_start();
 #pragma unroll
     for (std::int32_t i = 0; i < batch; ++i) {
       const gather_place at = Gather::template place_of<Rows>((begin + i) * 32 + lane);
-      if (at.row < left) gather.store(first + at.row, at.packet, packets[i], shared);
+      if ((whole_turns || at.row < Rows) && at.row < left) gather.store(first + at.row, at.packet, packets[i], shared);
     }
   }
 }

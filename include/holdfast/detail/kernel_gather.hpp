@@ -2,8 +2,8 @@
 //
 // `plan_gather` checks and decides on the host. `gathered_pairs` turns a pair into a flat pool row, or a negative number,
 // and is the only place that judges indices; `pool_rows` turns a flat row into an address, and is asked for valid rows
-// only. A packet is always 16 values of the output row; what is narrower, where a pool's addresses ask for it, is the
-// loads behind it.
+// only. What a thread moves at once is a packet: 16 values of the output row here, 8 in kernel_gather_format.hpp; what is
+// narrower, where a pool's addresses ask for it, is the loads behind it.
 //
 // A gather is no row operation (kernel/row_op.hpp): there, every lane would find its row by itself, and finding one
 // (index, length, block table, two pools' pages) takes more instructions than moving a packet. Here, a lane finds a whole
@@ -19,6 +19,7 @@
 #include <holdfast/detail/kernel_fp8.hpp>
 #include <holdfast/detail/kernel_nvfp4.hpp>
 #include <holdfast/detail/kernel_packet.hpp>
+#include <holdfast/detail/kernel_words.hpp>
 #include <holdfast/device/host.hpp>
 #include <holdfast/error.hpp>
 #include <holdfast/row_format.hpp>
@@ -111,55 +112,6 @@ struct gathered_pairs {
   }
 };
 
-template <std::size_t Count>
-struct words {
-  std::uint32_t word[Count];
-};
-
-/// Of a pool, whose address the compiler does not know to be global memory. What is read twice stays in L1.
-template <class T>
-HOLDFAST_HOST_DEVICE inline std::uint32_t load_narrow(const std::byte* from) {
-#if defined(__CUDA_ARCH__)
-  std::uint32_t loaded;
-  if constexpr (sizeof(T) == 4) {
-    asm volatile("ld.global.u32 %0, [%1];" : "=r"(loaded) : "l"(__cvta_generic_to_global(from)));
-  } else {
-    asm volatile("ld.global.u8 %0, [%1];" : "=r"(loaded) : "l"(__cvta_generic_to_global(from)));
-  }
-  return loaded;
-#else
-  return load_packet<T>(from);
-#endif
-}
-
-/// `Bytes` bytes at `from`, a multiple of `Width`, in loads of `Width` bytes.
-template <std::size_t Bytes, std::size_t Width>
-HOLDFAST_HOST_DEVICE inline words<Bytes / 4> load_words(const std::byte* from) {
-  words<Bytes / 4> loaded{};
-#if defined(__CUDA_ARCH__)
-  if constexpr (Width == 16) {
-    const packet16 packet = load_packet<packet16>(from);
-    loaded = {{packet.word[0], packet.word[1], packet.word[2], packet.word[3]}};
-  } else if constexpr (Width == 8) {
-#pragma unroll
-    for (std::size_t i = 0; i < Bytes / 8; ++i)  // read once: kept out of L1
-      asm volatile("ld.global.L1::no_allocate.v2.u32 {%0, %1}, [%2];"
-                   : "=r"(loaded.word[2 * i]), "=r"(loaded.word[2 * i + 1])
-                   : "l"(__cvta_generic_to_global(from + 8 * i)));
-  } else if constexpr (Width == 4) {
-#pragma unroll
-    for (std::size_t i = 0; i < Bytes / 4; ++i) loaded.word[i] = load_narrow<std::uint32_t>(from + 4 * i);
-  } else {
-    static_assert(Width == 1);
-#pragma unroll
-    for (std::size_t i = 0; i < Bytes; ++i) loaded.word[i / 4] |= load_narrow<std::uint8_t>(from + i) << i % 4 * 8;
-  }
-#else
-  std::memcpy(loaded.word, from, Bytes);
-#endif
-  return loaded;
-}
-
 /// The rows that are written: those of the pairs, then the tail's.
 template <class Index>
 struct gather_to {
@@ -180,14 +132,18 @@ struct gather_place {
 };
 
 // A gather: `source_of(row)` judges the row's index once, and tells the remap; its data is null where a row of zeros is
-// written. `shared()` is read once by each thread; `load(source, at)` and `store(row, at, loaded, shared)` move 16 values.
-// Of a null source nothing is loaded: what is stored instead is `packet{}`.
+// written. `shared()` is read once by each thread; `load(source, at)` and `store(row, at, loaded, shared)` move a packet, of
+// which a row has `packets_of_a_row`. Of a null source nothing is loaded: what is stored instead is `packet{}`.
 //
 // Its shape: a warp takes `rows_of_a_warp`, loads `rows_of_a_batch` of them before it stores any, and has
-// `warps_of_a_block` - 1 others beside it. In a small gather it takes one row.
+// `warps_of_a_block` - 1 others beside it. In a small gather it takes one row. `place_of` says which packet each lane takes
+// in each turn; a row behind the warp's is none.
 //
 // A gather that is `staged` also has `stage(source, staged_row, copy)`, which calls `copy(to, from, bytes)` for each piece
-// of a row (addresses and bytes are multiples of 16, and `staged_bytes` in all), and `source_in(staged_row)`, from which `load` loads as ever.
+// of a row (addresses and bytes are multiples of 16, and `staged_bytes` in all), and `source_in(staged_row)`, from which `load`
+// loads as ever. With `lanes_stage`, the lane that calls `stage` writes some of the row itself.
+//
+// The batches of one that is `unrolled` are code of their own each: half the instructions a packet, where places are constants.
 
 inline constexpr std::int32_t row_packets = fp8_row::bytes / 16;
 static_assert(row_packets == 32, "a packet of the row for each lane of a warp");
@@ -197,7 +153,8 @@ template <class Index_, std::size_t Width>
 struct gather_fp8 {
   using Index = Index_;
   static constexpr std::int32_t rows_of_a_warp = 2, rows_of_a_batch = 2, warps_of_a_block = 4;
-  static constexpr bool staged = false;
+  static constexpr std::int32_t packets_of_a_row = row_packets;
+  static constexpr bool staged = false, lanes_stage = false, unrolled = false;
 
   struct source {
     const std::byte* data;
@@ -241,12 +198,14 @@ struct gather_nvfp4 {
   using format = nvfp4_row<Residual>;
   static_assert(format::groups == row_packets);
   static constexpr bool staged = Width == 16;
+  static constexpr bool lanes_stage = false, unrolled = false;
   static_assert(!staged || Residual == 0, "rows with a residual have 36 scales: no multiple of 16");
   // What costs is reading 32 random bytes of scales a row: a warp that stages asks for many before it waits for any, and
   // holds them in no registers. Residual groups are bound by their instructions.
   static constexpr std::int32_t rows_of_a_warp = staged ? 16 : Residual == 0 ? 2 : 8;
   static constexpr std::int32_t rows_of_a_batch = staged ? 8 : rows_of_a_warp;
   static constexpr std::int32_t warps_of_a_block = staged ? 2 : Residual == 0 ? 4 : 1;
+  static constexpr std::int32_t packets_of_a_row = row_packets;
 
   struct source {
     const std::byte* data;
@@ -360,9 +319,13 @@ struct gather_nvfp4 {
   }
 };
 
-/// Of a gather whose warps take `Rows` rows: how many it loads before it stores any, and the warps of a block.
+/// Of a gather whose warps take `Rows` rows: the turns in which all lanes take a packet each, how many are loaded before any
+/// is stored, and the warps of a block.
 template <std::int32_t Rows, class Gather>
-inline constexpr std::int32_t gather_batch = Rows < Gather::rows_of_a_batch ? Rows : Gather::rows_of_a_batch;
+inline constexpr std::int32_t gather_turns = (Rows * Gather::packets_of_a_row + 31) / 32;
+template <std::int32_t Rows, class Gather>
+inline constexpr std::int32_t gather_batch =
+    gather_turns<(Rows < Gather::rows_of_a_batch ? Rows : Gather::rows_of_a_batch), Gather>;
 template <std::int32_t Rows, class Gather>
 inline constexpr std::int32_t gather_warps = Rows <= 4 ? 4 : Gather::warps_of_a_block;
 
@@ -376,7 +339,7 @@ inline void copy_aligned(std::byte* to, const std::byte* from, std::uint32_t byt
 /// As the kernel does it (kernel_gather.cuh): the sources of a few rows, then their packets in batches.
 template <std::int32_t Rows, class Gather>
 void run_gather_on_host(const Gather& gather) {
-  constexpr std::int32_t batch = gather_batch<Rows, Gather>;
+  constexpr std::int32_t turns = gather_turns<Rows, Gather>, batch = gather_batch<Rows, Gather>;
   const auto shared = gather.shared();
   for (std::int64_t first = 0; first < gather.to.rows; first += Rows) {
     typename Gather::source sources[Rows] = {};
@@ -389,16 +352,17 @@ void run_gather_on_host(const Gather& gather) {
         sources[i] = Gather::source_in(staged[i]);
       }
     }
-    for (std::int32_t begin = 0; begin < Rows; begin += batch)
+    for (std::int32_t begin = 0; begin < turns; begin += batch)
       for (std::int32_t lane = 0; lane < 32; ++lane) {
         typename Gather::packet packets[batch] = {};
         for (std::int32_t i = 0; i < batch; ++i) {
           const gather_place at = Gather::template place_of<Rows>((begin + i) * 32 + lane);
-          if (sources[at.row].data != nullptr) packets[i] = gather.load(sources[at.row], at.packet);
+          if (at.row < Rows && sources[at.row].data != nullptr) packets[i] = gather.load(sources[at.row], at.packet);
         }
         for (std::int32_t i = 0; i < batch; ++i) {
           const gather_place at = Gather::template place_of<Rows>((begin + i) * 32 + lane);
-          if (at.row < gather.to.rows - first) gather.store(first + at.row, at.packet, packets[i], shared);
+          if (at.row < Rows && at.row < gather.to.rows - first)
+            gather.store(first + at.row, at.packet, packets[i], shared);
         }
       }
   }
@@ -431,6 +395,7 @@ struct output_side {
   std::int64_t elements = 0;
   std::int64_t row_stride = 0;
   std::int64_t element_stride = 1;
+  std::int64_t element_bytes = 1;
 };
 
 [[nodiscard]] inline std::string to_text(const index_side& side) {
@@ -467,8 +432,8 @@ template <class Indices>
 template <class Out>
 [[nodiscard]] output_side output_side_of(const Out& out) {
   return {reinterpret_cast<std::byte*>(out.data_handle()), static_cast<std::int64_t>(out.extent(0)),
-          static_cast<std::int64_t>(out.extent(1)), static_cast<std::int64_t>(out.stride(0)),
-          static_cast<std::int64_t>(out.stride(1))};
+          static_cast<std::int64_t>(out.extent(1)),        static_cast<std::int64_t>(out.stride(0)),
+          static_cast<std::int64_t>(out.stride(1)),        std::int64_t{sizeof(typename Out::element_type)}};
 }
 
 /// Checks a pool and makes its strides explicit. `row_bytes` are read of each row.
@@ -513,10 +478,10 @@ template <class Pool>
   return zeros >= 4 ? 16 : zeros == 3 ? 8 : zeros == 2 ? 4 : 1;
 }
 
-/// The checks, and what of the plan no format changes. Throws logic_error, as the launchers say.
+/// The checks, and what of the plan no format changes. `elements` are in a row. Throws logic_error, as the launchers say.
 template <class Index, class Options, class Pool, class Table>
-[[nodiscard]] gather_to<Index> plan_gather(const index_side& indices, const output_side& out, const Options& options,
-                                           const Pool& pool, const Table& table) {
+[[nodiscard]] gather_to<Index> plan_gather(const index_side& indices, const output_side& out, std::int64_t elements,
+                                           const Options& options, const Pool& pool, const Table& table) {
   constexpr std::int64_t most_topk = std::numeric_limits<std::int32_t>::max();
   const auto refuse = [&](const std::string& why) {
     refuse_gather(why + "; " + to_text(indices) + ", " + to_text(out) + ", tail_rows is " +
@@ -535,8 +500,8 @@ template <class Index, class Options, class Pool, class Table>
   if (out.rows != pairs.pairs)
     refuse("out has " + std::to_string(out.rows) + " rows for " + std::to_string(pairs.pairs) +
            " indices (the tail is behind its rows)");
-  if (out.elements != fp8_row::elements)
-    refuse("out has rows of " + std::to_string(out.elements) + " elements, not 512");
+  if (out.elements != elements)
+    refuse("out has rows of " + std::to_string(out.elements) + " elements, not " + std::to_string(elements));
 
   // the pool and its table
   const bool translated = table.data != nullptr;
@@ -565,10 +530,12 @@ template <class Index, class Options, class Pool, class Table>
   if (out.data == nullptr) refuse("the data of out is null");
   if (out.element_stride != 1) refuse("the elements of out's rows must lie side by side");
   to.out = out.data;
-  to.out_stride = to.rows == 1 ? 0 : out.row_stride;
-  std::int64_t last = 0;
-  if (to.rows > 1 && out.row_stride < fp8_row::bytes) refuse("rows of out overlap");
-  if (__builtin_mul_overflow(to.rows, out.row_stride, &last)) refuse("out and its tail pass 2^63 - 1 bytes");
+  std::int64_t last = 0, out_stride = 0;
+  if (to.rows > 1 && out.row_stride < elements) refuse("rows of out overlap");
+  if (__builtin_mul_overflow(out.row_stride, out.element_bytes, &out_stride) ||
+      __builtin_mul_overflow(to.rows, out_stride, &last))
+    refuse("out and its tail pass 2^63 - 1 bytes");
+  to.out_stride = to.rows == 1 ? 0 : out_stride;
   if ((reinterpret_cast<std::uintptr_t>(to.out) | static_cast<std::uint64_t>(to.out_stride)) % 16 != 0)
     refuse("out begins at " + std::to_string(reinterpret_cast<std::uintptr_t>(to.out) % 16) +
            " bytes after a multiple of 16: its address and row stride must be multiples of 16 bytes");

@@ -33,7 +33,7 @@ template <row_source Source, detail::mdspan_like Indices, detail::scratch_alloca
 [[nodiscard]] HOLDFAST_HIDDEN typename Allocator::handle gather_rows(
     cudaStream_t stream, const Source& source, const Indices& indices, Allocator& allocator,
     const gather_options<detail::index_of<Indices>>& options = {}) {
-  return detail::gather_into(stream, indices, allocator, options, [&](const auto& out, const auto& with_tail) {
+  return detail::gather_into<Source>(stream, indices, allocator, options, [&](const auto& out, const auto& with_tail) {
     gather_rows(stream, source, indices, out, with_tail);
   });
 }

@@ -1,5 +1,5 @@
-// gather_rows: the rows of a KV pool that indices name become packed FP8 rows for a sparse-attention kernel, in one
-// launch, with the zero rows behind them that such a kernel may read.
+// gather_rows: the rows of a KV pool that indices name become packed FP8, bf16 or fp16 rows for a sparse-attention kernel,
+// in one launch, with the zero rows behind them that such a kernel may read.
 //
 //   const holdfast::nvfp4_rows<> pool{.data = {.data = kv, .rows = rows}, .scales = {.data = kv_scales, .rows = rows},
 //                                     .global_scale = 100.0f / (448 * 6)};
@@ -9,11 +9,24 @@
 //   holdfast::gather_rows(stream, pool, indices, kv);
 //   holdfast::gather_rows(stream, pool, indices, view, {.tail_rows = 128});          // or into any memory
 //
+//   source                elements   of the pool
+//   fp8_rows                   512   512 B
+//   nvfp4_rows<0>, <64>        512   256 B + 32 B in a second pool; 288 B + 36 B
+//   flashmla_v32_rows          576   656 B
+//   flashmla_v4_rows           512   pages: 576 B a row, then 8 B a row
+//   flashmla_v41_rows          512   pages: 512 B a row, then 16 B a row
+//   vllm_nvfp4_rows            576   352 B
+//   formatted_rows<my_row>     any   a format of the caller's own: a small struct, see row_decoder.hpp
+//
+// `out` is [pairs, elements] of bf16 or fp16, or of e4m3 where a row has 512 elements: FP8 rows have no scales, so a value is
+// rounded to e4m3 as it is.
+//
 // Pair p, counted row by row, is written to row p of `out`. An index is valid iff 0 <= index < pool rows (with a block
 // table: iff its page is in the table, and the row that comes out is in the pool). An invalid one reads nothing at all
 // and writes a row of zeros; so does a pair behind its row's length. Duplicates are fine: every pair is copied by itself.
 //
-// FP8 rows are copied bit for bit. NVFP4 rows are dequantised in this order of operations, on both devices bit for bit:
+// FP8 rows are copied to FP8 bit for bit. NVFP4 rows are dequantised to FP8 in this order of operations, on both devices bit
+// for bit:
 //
 //   1. s = float(group scale) * global scale         one fp32 product; e4m3 to fp32 is exact, 0x7f and 0xff are NaN
 //   2. p[m] = magnitude[m] * s                       one fp32 product for each of 0, 0.5, 1, 1.5, 2, 3, 4, 6
@@ -29,23 +42,49 @@
 // groups the sum rules (+0 + -0 is +0). A NaN scale (group or global) makes NaN of all its values: 0x7f, or 0xff where a
 // plain group's nibble is negative. An infinite s makes 448 of every magnitude but zero, which becomes NaN.
 //
+// In all other cases a value is made in fp32 and rounded once to the output's type (nearest, ties to even):
+//
+//   fp8_rows              e4m3
+//   nvfp4_rows<0>         (+-magnitude) * s, with s as above: one product
+//   nvfp4_rows<64>        in residual groups (+-magnitude) * s + (+-magnitude) * t: two products and a sum
+//   flashmla_v32_rows     e4m3 * scale: one product, whatever fp32 the scale is (NaN and infinity, too); RoPE: bf16
+//   flashmla_v4_rows      e4m3 * 2^(scale - 127): one product; RoPE: bf16
+//   flashmla_v41_rows     e4m3 * 2^(scale - 127): one product
+//   vllm_nvfp4_rows       (+-magnitude) * s, as nvfp4_rows<0>; RoPE: e4m3
+//
+//   to e4m3               beyond 448 is 448 of its sign; NaN is 0x7f
+//   to bf16, fp16         beyond the largest finite value is infinity, as every such cast does (fp16: from 65520 on); NaN is
+//                         0x7fff. bf16 values reach bf16 unrounded, bit for bit, NaN payloads included
+//
+// Scales of the byte 0 are 2^-127, those of 255 NaN. Denormals are kept everywhere.
+//
+// Pools and strides may have any alignment, down to single bytes; where data or scales are not aligned (data: multiples of
+// 16, or of 8) rows are read byte by byte, several times slower. Only outputs must be aligned.
+//
 // Here for host::stream_ref, in gather_rows.cuh for cudaStream_t.
 //
 // Not here: scales swizzled for GEMMs (128 x 4 tiles): rows of scales lie side by side, or it is another format. Choosing
 // which rows to gather. Scatter.
 #pragma once
 
+#include <holdfast/detail/kernel_decode.hpp>
+#include <holdfast/detail/kernel_formats.hpp>
 #include <holdfast/detail/kernel_gather.hpp>
+#include <holdfast/detail/kernel_gather_format.hpp>
 #include <holdfast/device/host.hpp>
+#include <holdfast/kernel/row_decoder.hpp>
 #include <holdfast/row_format.hpp>
 #include <holdfast/tail_padded_allocator.hpp>
 #include <holdfast/version.hpp>
 
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
 #include <cuda_fp8.h>
 
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <string>
 #include <type_traits>
 
@@ -89,6 +128,33 @@ struct nvfp4_rows {
   block_table table{};
 };
 
+/// A pool of rows of a format that has a decoder, the library's or the caller's.
+///
+/// Where the format has scale bytes, they are rows of a second pool (`scales`), or, if it has a `page_multiple`, they are in
+/// the footer of each page: data has pages then, whose rows lie side by side; behind them are as many rows of scales. A
+/// page stride of 0 means pages rounded up to that multiple.
+template <row_decoder Format>
+struct formatted_rows {
+  row_pool data;
+  row_pool scales{};  ///< of as many rows as data; none for a format without scale bytes, or with footers
+  Format format{};
+  block_table table{};
+};
+
+/// Pools of `flashmla_v32_row`.
+using flashmla_v32_rows = formatted_rows<detail::flashmla_v32_decoder>;
+/// Pools of pages of `flashmla_v4_row` and `flashmla_v41_row`.
+using flashmla_v4_rows = formatted_rows<detail::flashmla_v4_decoder>;
+using flashmla_v41_rows = formatted_rows<detail::flashmla_v41_decoder>;
+
+/// A pool of `vllm_nvfp4_row`.
+struct vllm_nvfp4_rows {
+  row_pool data;
+  float global_scale = 1;
+  const float* global_scale_at = nullptr;  ///< device memory, read when the kernel runs: used instead, unless null
+  block_table table{};
+};
+
 /// What else a gather reads and writes. Pointers are to device memory and may be null.
 template <class Index>
 struct gather_options {
@@ -114,6 +180,11 @@ struct gather_options {
 template <class T>
 inline constexpr bool holds_e4m3 =
     std::same_as<T, __nv_fp8_e4m3> || std::same_as<T, std::byte> || std::same_as<T, unsigned char>;
+/// bf16, fp16: likewise.
+template <class T>
+inline constexpr bool holds_bf16 = std::same_as<T, __nv_bfloat16>;
+template <class T>
+inline constexpr bool holds_fp16 = std::same_as<T, __half>;
 
 namespace detail {
 
@@ -127,13 +198,21 @@ constexpr void check_gather_types() {
   static_assert(Indices::rank() == 1 || Indices::rank() == 2, "holdfast: indices must be [pairs] or [rows, topk]");
   static_assert(std::is_integral_v<index> && std::is_signed_v<index> && (sizeof(index) == 4 || sizeof(index) == 8),
                 "holdfast: indices must be 32-bit or 64-bit signed integers");
-  static_assert(Out::rank() == 2, "holdfast: the output of a gather must be [pairs, 512]");
+  static_assert(Out::rank() == 2, "holdfast: the output of a gather must be [pairs, elements of a row]");
   static_assert(!std::is_const_v<element>, "holdfast: the view written to must not be const");
-  static_assert(holds_e4m3<element> && sizeof(element) == 1, "holdfast: a gather writes e4m3 values (or plain bytes)");
+  static_assert((holds_e4m3<element> && sizeof(element) == 1) ||
+                    ((holds_bf16<element> || holds_fp16<element>)&&sizeof(element) == 2),
+                "holdfast: a gather writes e4m3 values (or plain bytes), bf16 or fp16");
   static_assert(Indices::is_always_strided() && Out::is_always_strided(), "holdfast: views must have a strided layout");
   static_assert(
       std::is_pointer_v<typename Indices::data_handle_type> && std::is_pointer_v<typename Out::data_handle_type>,
       "holdfast: views must be of plain memory, with a pointer for a data handle");
+}
+
+inline void refuse_uneven(const row_pool& data, const row_pool& scales) {
+  if (data.rows != scales.rows)
+    refuse_gather("the pool of data has " + std::to_string(data.rows) + " rows, that of scales " +
+                  std::to_string(scales.rows));
 }
 
 inline void refuse_null(const char* name, const row_pool& pool, std::int64_t pairs) {
@@ -141,56 +220,137 @@ inline void refuse_null(const char* name, const row_pool& pool, std::int64_t pai
     refuse_gather(std::string("the pool of ") + name + " is null, but has " + std::to_string(pool.rows) + " rows");
 }
 
+template <class Out>
+inline constexpr element_kind kind_of = holds_bf16<typename Out::element_type>   ? element_kind::bf16
+                                        : holds_fp16<typename Out::element_type> ? element_kind::fp16
+                                                                                 : element_kind::e4m3;
+
+/// Elements of a row of a source's format.
+template <class Source>
+inline constexpr std::int32_t elements_of = 512;
+template <class Format>
+inline constexpr std::int32_t elements_of<formatted_rows<Format>> = Format::elements;
+template <>
+inline constexpr std::int32_t elements_of<vllm_nvfp4_rows> = vllm_nvfp4_row::elements;
+
+template <class Source, class Indices, class Out>
+[[nodiscard]] auto plan_gather_of(const Source& source, const Indices& indices, const Out& out,
+                                  const gather_options<index_of<Indices>>& options) {
+  auto to = plan_gather<index_of<Indices>>(index_side_of(indices), output_side_of(out), elements_of<Source>, options,
+                                           source.data, source.table);
+  refuse_null("data", source.data, to.pairs.pairs);
+  return to;
+}
+
+/// The pool of scales that lie behind the rows of each page of `pages`, whose stride becomes explicit.
+template <class Format>
+[[nodiscard]] row_pool footers_of(row_pool& pages) {
+  if (pages.page_rows <= 0 || pages.page_rows > std::numeric_limits<std::int32_t>::max())
+    refuse_gather("scales in the footers of pages need a pool with pages; page_rows is " +
+                  std::to_string(pages.page_rows));
+  if (pages.row_stride_bytes != 0 && pages.row_stride_bytes != Format::data_bytes)
+    refuse_gather("rows of a page with a footer lie side by side, " + std::to_string(Format::data_bytes) +
+                  " bytes each; row_stride_bytes is " + std::to_string(pages.row_stride_bytes));
+  const std::int64_t footer = pages.page_rows * Format::data_bytes;
+  if (pages.page_stride_bytes == 0) pages.page_stride_bytes = page_bytes<Format>(pages.page_rows);
+  if (pages.page_stride_bytes < footer + pages.page_rows * Format::scale_bytes)
+    refuse_gather("pages of " + std::to_string(pages.page_rows) + " rows and their scales take " +
+                  std::to_string(footer + pages.page_rows * Format::scale_bytes) + " bytes; page_stride_bytes is " +
+                  std::to_string(pages.page_stride_bytes));
+  row_pool scales = pages;
+  if (pages.data != nullptr) scales.data = static_cast<const std::byte*>(pages.data) + footer;
+  scales.row_stride_bytes = Format::scale_bytes;
+  return scales;
+}
+
+template <class Format, class Indices, class Out, class Run>
+void with_gather(formatted_rows<Format> source, const Indices& indices, const Out& out,
+                 const gather_options<index_of<Indices>>& options, const Run& run) {
+  check_gather_types<Indices, Out>();
+  static_assert(kind_of<Out> != element_kind::e4m3 || Format::elements == fp8_row::elements,
+                "holdfast: FP8 rows have 512 elements; gather rows of this format as bf16 or fp16");
+  if constexpr (requires { Format::page_multiple; }) {
+    if (source.scales.data != nullptr || source.scales.rows != 0)
+      refuse_gather("the scales of this format are in its pages, but a pool of scales is given");
+    source.scales = footers_of<Format>(source.data);
+  }
+  const pool_rows data = plan_pool("data", source.data, Format::data_bytes);
+  pool_rows scales;
+  if constexpr (Format::scale_bytes != 0) {
+    scales = plan_pool("scales", source.scales, Format::scale_bytes);
+    refuse_uneven(source.data, source.scales);
+  } else if (source.scales.data != nullptr || source.scales.rows != 0) {
+    refuse_gather("a pool of scales is given, but this format has none");
+  }
+  const auto to = plan_gather_of(source, indices, out, options);
+  if constexpr (Format::scale_bytes != 0) refuse_null("scales", source.scales, to.pairs.pairs);
+  with_format_gather<kind_of<Out>>(to, data, scales, source.format, run);
+}
+
 template <class Indices, class Out, class Run>
 void with_gather(const fp8_rows& source, const Indices& indices, const Out& out,
                  const gather_options<index_of<Indices>>& options, const Run& run) {
   check_gather_types<Indices, Out>();
-  const pool_rows pool = plan_pool("data", source.data, fp8_row::bytes);
-  const auto to =
-      plan_gather<index_of<Indices>>(index_side_of(indices), output_side_of(out), options, source.data, source.table);
-  refuse_null("data", source.data, to.pairs.pairs);
-  with_fp8_gather(to, pool, run);
+  if constexpr (kind_of<Out> != element_kind::e4m3) {
+    with_gather(formatted_rows<fp8_decoder>{source.data, {}, {}, source.table}, indices, out, options, run);
+  } else {
+    const pool_rows pool = plan_pool("data", source.data, fp8_row::bytes);
+    with_fp8_gather(plan_gather_of(source, indices, out, options), pool, run);
+  }
 }
 
 template <std::int32_t Residual, class Indices, class Out, class Run>
 void with_gather(const nvfp4_rows<Residual>& source, const Indices& indices, const Out& out,
                  const gather_options<index_of<Indices>>& options, const Run& run) {
   check_gather_types<Indices, Out>();
-  const pool_rows data = plan_pool("data", source.data, nvfp4_row<Residual>::data_bytes);
-  const pool_rows scales = plan_pool("scales", source.scales, nvfp4_row<Residual>::scale_bytes);
-  if (source.data.rows != source.scales.rows)
-    refuse_gather("the pool of data has " + std::to_string(source.data.rows) + " rows, that of scales " +
-                  std::to_string(source.scales.rows));
-  const auto to =
-      plan_gather<index_of<Indices>>(index_side_of(indices), output_side_of(out), options, source.data, source.table);
-  refuse_null("data", source.data, to.pairs.pairs);
-  refuse_null("scales", source.scales, to.pairs.pairs);
-  with_nvfp4_gather<Residual>(to, data, scales, source.global_scale, source.global_scale_at, run);
+  if constexpr (kind_of<Out> != element_kind::e4m3) {
+    nvfp4_decoder<Residual> format;
+    format.global = {source.global_scale, source.global_scale_at};
+    with_gather(formatted_rows<nvfp4_decoder<Residual>>{source.data, source.scales, format, source.table}, indices, out,
+                options, run);
+  } else {
+    const pool_rows data = plan_pool("data", source.data, nvfp4_row<Residual>::data_bytes);
+    const pool_rows scales = plan_pool("scales", source.scales, nvfp4_row<Residual>::scale_bytes);
+    refuse_uneven(source.data, source.scales);
+    const auto to = plan_gather_of(source, indices, out, options);
+    refuse_null("scales", source.scales, to.pairs.pairs);
+    with_nvfp4_gather<Residual>(to, data, scales, source.global_scale, source.global_scale_at, run);
+  }
+}
+
+template <class Indices, class Out, class Run>
+void with_gather(const vllm_nvfp4_rows& source, const Indices& indices, const Out& out,
+                 const gather_options<index_of<Indices>>& options, const Run& run) {
+  vllm_nvfp4_decoder format;
+  format.global = {source.global_scale, source.global_scale_at};
+  with_gather(formatted_rows<vllm_nvfp4_decoder>{source.data, {}, format, source.table}, indices, out, options, run);
 }
 
 template <class Source>
-inline constexpr bool is_row_source = std::same_as<Source, fp8_rows>;
+inline constexpr bool is_row_source = std::same_as<Source, fp8_rows> || std::same_as<Source, vllm_nvfp4_rows>;
 template <std::int32_t Residual>
 inline constexpr bool is_row_source<nvfp4_rows<Residual>> = true;
+template <class Format>
+inline constexpr bool is_row_source<formatted_rows<Format>> = true;
 
 }  // namespace detail
 
-/// What can be gathered from: `fp8_rows`, `nvfp4_rows<0>`, `nvfp4_rows<64>`.
+/// What can be gathered from: the sources above, and `formatted_rows` of a caller's own format.
 template <class Source>
 concept row_source = detail::is_row_source<Source>;
 
 /// Writes the row of each index, and the tail, in stream order, as one kernel; none when there are no pairs and no tail.
 ///
-/// `indices`: an mdspan of int32 or int64, [pairs] (one row) or [rows, topk], any strides. `out`: an mdspan [pairs, 512]
-/// of `holds_e4m3` elements that lie side by side; its address and row stride are multiples of 16 bytes. Its `tail_rows`
-/// further rows are memory of the caller's, which the view need not show (and must not count). All memory must stay until
-/// the stream, or every launch of the graph that it captures, is through with it; plain views pin nothing. What is
-/// written must not overlap what is read: that is not checked.
+/// `indices`: an mdspan of int32 or int64, [pairs] (one row) or [rows, topk], any strides. `out`: an mdspan [pairs,
+/// elements] of `holds_e4m3`, `holds_bf16` or `holds_fp16` elements that lie side by side; its address and row stride are
+/// multiples of 16 bytes. Its `tail_rows` further rows are memory of the caller's, which the view need not show (and must
+/// not count). All memory must stay until the stream, or every launch of the graph that it captures, is through with it;
+/// plain views pin nothing. What is written must not overlap what is read: that is not checked.
 ///
 /// Throws logic_error, and launches nothing, for: extents or counts that are negative or do not fit each other, rows that
 /// overlap, null data that should hold rows, an `out` that is not aligned, a table without pages (or the reverse), data and
-/// scales with different numbers of rows, a remap that is the indices or whose type cannot number the rows, and offsets
-/// beyond 2^63 - 1 bytes.
+/// scales with different numbers of rows, scales that the format has not, footers without pages, a remap that is the
+/// indices or whose type cannot number the rows, and offsets beyond 2^63 - 1 bytes.
 template <row_source Source, detail::mdspan_like Indices, detail::mdspan_like Out>
 void gather_rows(host::stream_ref stream, const Source& source, const Indices& indices, const Out& out,
                  const gather_options<detail::index_of<Indices>>& options = {}) {
@@ -207,7 +367,7 @@ template <class Allocator, class Device>
 concept scratch_allocator = std::same_as<typename Allocator::handle, scratch<typename Allocator::element_type, Device>>;
 
 /// Acquires scratch for `indices` and has `gather` write it, tail included where that can be written.
-template <class Indices, class Allocator, class Options, class Gather>
+template <class Source, class Indices, class Allocator, class Options, class Gather>
 [[nodiscard]] typename Allocator::handle gather_into(typename Allocator::stream_type stream, const Indices& indices,
                                                      Allocator& allocator, Options options, Gather&& gather) {
   std::int64_t pairs = 1;
@@ -216,10 +376,10 @@ template <class Indices, class Allocator, class Options, class Gather>
       refuse_gather("the indices are more than 2^63 - 1");
     }
   }
-  if (allocator.options().row_elements != fp8_row::bytes || options.tail_rows != 0) {
+  if (allocator.options().row_elements != elements_of<Source> || options.tail_rows != 0) {
     refuse_gather("rows of " + std::to_string(allocator.options().row_elements) + " elements and a tail of " +
                   std::to_string(options.tail_rows) + " asked of an allocator; it has rows of " +
-                  std::to_string(fp8_row::bytes) + ", and knows its tail");
+                  std::to_string(elements_of<Source>) + ", and knows its tail");
   }
   typename Allocator::handle rows = allocator.acquire_unfilled(stream, pairs);
   options.tail_rows = allocator.options().fill == tail_fill::zero && !rows.tail_read_only() ? rows.tail_rows() : 0;
@@ -259,7 +419,7 @@ template <row_source Source, detail::mdspan_like Indices, detail::scratch_alloca
 [[nodiscard]] typename Allocator::handle gather_rows(host::stream_ref stream, const Source& source,
                                                      const Indices& indices, Allocator& allocator,
                                                      const gather_options<detail::index_of<Indices>>& options = {}) {
-  return detail::gather_into(stream, indices, allocator, options, [&](const auto& out, const auto& with_tail) {
+  return detail::gather_into<Source>(stream, indices, allocator, options, [&](const auto& out, const auto& with_tail) {
     gather_rows(stream, source, indices, out, with_tail);
   });
 }
