@@ -9,10 +9,12 @@
 #include <holdfast/device/host.hpp>
 #include <holdfast/error.hpp>
 #include <holdfast/kernel/concat_pad.hpp>
+#include <holdfast/kernel/elements.hpp>
 #include <holdfast/kernel/gather_rows.hpp>
 #include <holdfast/kernel/gather_selected.hpp>
 #include <holdfast/kernel/norm_rope_pad.hpp>
 #include <holdfast/kernel/pad_queries.hpp>
+#include <holdfast/kernel/row_decoder.hpp>
 #include <holdfast/kernel/row_limit.hpp>
 #include <holdfast/kernel/row_op.hpp>
 #include <holdfast/kernel/unpad_output.hpp>
@@ -32,6 +34,7 @@
 #include <holdfast/resource/tail_padded.hpp>
 #include <holdfast/resource/tracking.hpp>
 #include <holdfast/resource/vmm.hpp>
+#include <holdfast/row_encode.hpp>
 #include <holdfast/row_format.hpp>
 #include <holdfast/tail_padded_allocator.hpp>
 #include <holdfast/version.hpp>

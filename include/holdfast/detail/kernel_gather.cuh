@@ -2,7 +2,8 @@
 //
 // A warp takes a few rows. Its first lanes find one each, side by side (so that the latencies of indices, lengths and block
 // tables are waited for once), and leave the addresses in shared memory for all lanes; or, of rows that are staged, have
-// the rows copied there. Then each lane moves its packets, several loads in flight. No warp waits for another.
+// the rows copied there. Then each lane moves its packets, several loads in flight; or rows that are stored as they came are
+// copied on from there. No warp waits for another.
 #pragma once
 
 #include <holdfast/detail/kernel_bulk.cuh>
@@ -32,9 +33,10 @@ HOLDFAST_HIDDEN __global__ void __launch_bounds__(gather_warps<Rows, Gather> * 3
   const std::int64_t first = (std::int64_t{blockIdx.x} * warps + warp) * Rows;
   const std::int64_t left = gather.to.rows - first;
 
-  if constexpr (staged)
+  if constexpr (staged) {
     if (lane == 0) barriers[warp].init();
-  __syncwarp();
+    __syncwarp();
+  }
   wait_for_predecessors();
   source found{};
   if (lane < Rows && lane < left) found = gather.source_of(first + lane);
@@ -54,6 +56,18 @@ HOLDFAST_HIDDEN __global__ void __launch_bounds__(gather_warps<Rows, Gather> * 3
   } else {
     if (lane < Rows) rows[warp][lane] = found;
     __syncwarp();
+  }
+  if constexpr (staged && Gather::passed_on) {
+    let_successors_start();
+    if (valid == (1u << Rows) - 1 && gather.to.out_stride == std::int64_t{Gather::staged_bytes}) {  // side by side
+      if (lane == 0) bulk_copy_out(gather.to.at(first), rows[warp][0].data, Rows * Gather::staged_bytes);
+    } else {
+      if (found.data != nullptr) bulk_copy_out(gather.to.at(first + lane), rows[warp][lane].data, Gather::staged_bytes);
+      for (std::int32_t row = 0; row < Rows && row < left; ++row)
+        if ((valid >> row & 1) == 0) gather.store(first + row, lane, packet{}, shared);
+    }
+    bulk_copies_out_have_read();
+    return;
   }
   const auto load = [&](const gather_place& at) -> packet {
     if (!whole_turns && at.row >= Rows) return {};

@@ -9,7 +9,7 @@
 // (index, length, block table, two pools' pages) takes more instructions than moving a packet. Here, a lane finds a whole
 // row for its warp. The rest is the same on both devices, too.
 //
-// Aligned NVFP4 rows are staged: copied whole into the warp's own memory (shared memory, on CUDA) before they are loaded.
+// Aligned rows are staged: copied whole into the warp's own memory (shared memory, on CUDA) before they are loaded.
 #pragma once
 
 #include <holdfast/detail/kernel_attributes.hpp>
@@ -120,8 +120,10 @@ struct gather_to {
   std::int64_t out_stride = 0;
   std::int64_t rows = 0;
 
+  [[nodiscard]] HOLDFAST_HOST_DEVICE std::byte* at(std::int64_t row) const { return out + row * out_stride; }
+
   HOLDFAST_HOST_DEVICE void store(std::int64_t row, std::int32_t packet, const packet16& values) const {
-    store_packet(out + row * out_stride + std::int64_t{packet} * 16, values);
+    store_packet(at(row) + std::int64_t{packet} * 16, values);
   }
 };
 
@@ -141,26 +143,29 @@ struct gather_place {
 //
 // A gather that is `staged` also has `stage(source, staged_row, copy)`, which calls `copy(to, from, bytes)` for each piece
 // of a row (addresses and bytes are multiples of 16, and `staged_bytes` in all), and `source_in(staged_row)`, from which `load`
-// loads as ever. With `lanes_stage`, the lane that calls `stage` writes some of the row itself.
+// loads as ever. With `lanes_stage`, the lane that calls `stage` writes some of the row itself. With `passed_on`, a staged
+// row is what is stored.
 //
 // The batches of one that is `unrolled` are code of their own each: half the instructions a packet, where places are constants.
 
 inline constexpr std::int32_t row_packets = fp8_row::bytes / 16;
 static_assert(row_packets == 32, "a packet of the row for each lane of a warp");
 
-/// FP8 rows, as they are. `Width` bytes are loaded at once.
+/// FP8 rows, as they are. `Width` bytes are loaded at once; with 16, rows are staged, and go on from there.
 template <class Index_, std::size_t Width>
 struct gather_fp8 {
   using Index = Index_;
   static constexpr std::int32_t rows_of_a_warp = 2, rows_of_a_batch = 2, warps_of_a_block = 4;
   static constexpr std::int32_t packets_of_a_row = row_packets;
-  static constexpr bool staged = false, lanes_stage = false, unrolled = false;
+  static constexpr bool staged = Width == 16, passed_on = staged, lanes_stage = false, unrolled = false;
 
   struct source {
     const std::byte* data;
   };
-  struct staged_row {};  // never
-  static constexpr std::uint32_t staged_bytes = 0;
+  struct alignas(128) staged_row {
+    std::byte data[fp8_row::bytes];
+  };
+  static constexpr std::uint32_t staged_bytes = fp8_row::bytes;
   struct shared_values {};
   using packet = packet16;
 
@@ -172,6 +177,13 @@ struct gather_fp8 {
     to.pairs.report(row, found >= 0);
     return {found >= 0 ? pool.at(found) : nullptr};
   }
+
+  template <class Copy>
+  HOLDFAST_HOST_DEVICE static void stage(const source& from, staged_row& to, const Copy& copy) {
+    copy(to.data, from.data, staged_bytes);
+  }
+
+  [[nodiscard]] HOLDFAST_HOST_DEVICE static source source_in(const staged_row& row) { return {row.data}; }
 
   [[nodiscard]] HOLDFAST_HOST_DEVICE shared_values shared() const { return {}; }
 
@@ -198,7 +210,7 @@ struct gather_nvfp4 {
   using format = nvfp4_row<Residual>;
   static_assert(format::groups == row_packets);
   static constexpr bool staged = Width == 16;
-  static constexpr bool lanes_stage = false, unrolled = false;
+  static constexpr bool passed_on = false, lanes_stage = false, unrolled = false;
   static_assert(!staged || Residual == 0, "rows with a residual have 36 scales: no multiple of 16");
   // What costs is reading 32 random bytes of scales a row: a warp that stages asks for many before it waits for any, and
   // holds them in no registers. Residual groups are bound by their instructions.
@@ -596,7 +608,7 @@ template <class Index, class Run>
 void with_fp8_gather(const gather_to<Index>& to, const pool_rows& pool, const Run& run) {
   if (to.rows == 0) return;
   switch (load_width(pool, 16)) {
-    case 16: return with_gather_shape(gather_fp8<Index, 16>{to, pool}, run);
+    case 16: return run.template operator()<gather_fp8<Index, 16>::rows_of_a_warp>(gather_fp8<Index, 16>{to, pool});
     case 8: return with_gather_shape(gather_fp8<Index, 8>{to, pool}, run);
     case 4: return with_gather_shape(gather_fp8<Index, 4>{to, pool}, run);
     default: return with_gather_shape(gather_fp8<Index, 1>{to, pool}, run);

@@ -54,6 +54,7 @@ struct gather_format {
     std::byte scales[Format::scale_bytes == 0 ? 16 : Format::scale_bytes];
   };
   static constexpr bool scales_are_copied = Format::scale_bytes != 0 && Format::scale_bytes % 16 == 0;
+  static constexpr bool passed_on = false;
   static constexpr bool lanes_stage = Format::scale_bytes != 0 && !scales_are_copied;
   static constexpr std::uint32_t staged_bytes = Format::data_bytes + (scales_are_copied ? Format::scale_bytes : 0);
   using shared_values = Format;

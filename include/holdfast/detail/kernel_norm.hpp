@@ -9,12 +9,12 @@
 #include <holdfast/detail/kernel_copy.hpp>
 #include <holdfast/detail/kernel_divisor.hpp>
 #include <holdfast/detail/kernel_exact.hpp>
+#include <holdfast/detail/kernel_half.hpp>
 #include <holdfast/detail/kernel_packet.hpp>
 #include <holdfast/error.hpp>
 #include <holdfast/kernel/row_limit.hpp>
 #include <holdfast/version.hpp>
 
-#include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
 #include <array>
@@ -30,30 +30,19 @@ namespace holdfast::inline HOLDFAST_ABI::detail {
 
 struct bf16_pairs {
   HOLDFAST_HOST_DEVICE static float_pair widen(std::uint32_t word) {
-    return {bits_as<float>(word << 16), bits_as<float>(word & 0xffff0000)};
+    return {float_of(word << 16), float_of(word & 0xffff0000)};
   }
-  /// To nearest, ties to even; NaN of any kind becomes 0x7fff.
-  HOLDFAST_HOST_DEVICE static std::uint32_t narrow(float low, float high) {
-    return bits_as<std::uint32_t>(__floats2bfloat162_rn(low, high));
-  }
-
-  template <class To, class From>
-  HOLDFAST_HOST_DEVICE static To bits_as(const From& from) {
-    static_assert(sizeof(To) == sizeof(From));
-    To to;
-    memcpy(static_cast<void*>(&to), &from, sizeof to);
-    return to;
-  }
+  HOLDFAST_HOST_DEVICE static std::uint32_t narrow(float low, float high) { return bf16_of_floats(low, high); }
 };
 
 struct fp16_pairs {
   HOLDFAST_HOST_DEVICE static float_pair widen(std::uint32_t word) {
-    const float2 both = __half22float2(bf16_pairs::bits_as<__half2>(word));
+    __half2 halves;
+    memcpy(static_cast<void*>(&halves), &word, sizeof halves);
+    const float2 both = __half22float2(halves);
     return {both.x, both.y};
   }
-  HOLDFAST_HOST_DEVICE static std::uint32_t narrow(float low, float high) {
-    return bf16_pairs::bits_as<std::uint32_t>(__floats2half2_rn(low, high));
-  }
+  HOLDFAST_HOST_DEVICE static std::uint32_t narrow(float low, float high) { return fp16_of_floats(low, high); }
 };
 
 // --- arguments -----------------------------------------------------------------------------------------------------------

@@ -72,14 +72,11 @@
 #include <holdfast/detail/kernel_gather.hpp>
 #include <holdfast/detail/kernel_gather_format.hpp>
 #include <holdfast/device/host.hpp>
+#include <holdfast/kernel/elements.hpp>
 #include <holdfast/kernel/row_decoder.hpp>
 #include <holdfast/row_format.hpp>
 #include <holdfast/tail_padded_allocator.hpp>
 #include <holdfast/version.hpp>
-
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-#include <cuda_fp8.h>
 
 #include <concepts>
 #include <cstddef>
@@ -175,16 +172,6 @@ struct gather_options {
   /// host device ignores it.
   bool programmatic = false;
 };
-
-/// Element types of `out`: e4m3, or plain bytes. A framework's own e4m3 type may be added by specialising this.
-template <class T>
-inline constexpr bool holds_e4m3 =
-    std::same_as<T, __nv_fp8_e4m3> || std::same_as<T, std::byte> || std::same_as<T, unsigned char>;
-/// bf16, fp16: likewise.
-template <class T>
-inline constexpr bool holds_bf16 = std::same_as<T, __nv_bfloat16>;
-template <class T>
-inline constexpr bool holds_fp16 = std::same_as<T, __half>;
 
 namespace detail {
 

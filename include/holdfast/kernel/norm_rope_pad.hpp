@@ -34,12 +34,10 @@
 #include <holdfast/detail/kernel_norm.hpp>
 #include <holdfast/device/host.hpp>
 #include <holdfast/error.hpp>
+#include <holdfast/kernel/elements.hpp>
 #include <holdfast/kernel/row_limit.hpp>
 #include <holdfast/padded_query_buffer.hpp>
 #include <holdfast/version.hpp>
-
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
 
 #include <concepts>
 #include <cstddef>
@@ -48,12 +46,6 @@
 #include <type_traits>
 
 namespace holdfast::inline HOLDFAST_ABI {
-
-/// Element types of queries. A framework's own may be added by specialising these.
-template <class T>
-inline constexpr bool normed_as_bf16 = std::same_as<T, __nv_bfloat16>;
-template <class T>
-inline constexpr bool normed_as_fp16 = std::same_as<T, __half>;
 
 /// Which elements of the last 64 turn together.
 enum class rope_pairing : unsigned char {
@@ -68,15 +60,15 @@ class norm_weight {
   constexpr norm_weight(std::nullptr_t) noexcept {}
   constexpr norm_weight(const float* data) noexcept : data_(data), kind_(kind::fp32) {}
   template <class T>
-    requires(normed_as_bf16<T> || normed_as_fp16<T>)
-  constexpr norm_weight(const T* data) noexcept : data_(data), kind_(normed_as_bf16<T> ? kind::bf16 : kind::fp16) {}
+    requires(holds_bf16<T> || holds_fp16<T>)
+  constexpr norm_weight(const T* data) noexcept : data_(data), kind_(holds_bf16<T> ? kind::bf16 : kind::fp16) {}
 
   [[nodiscard]] constexpr const void* data() const noexcept { return data_; }
   [[nodiscard]] constexpr bool is_fp32() const noexcept { return kind_ == kind::fp32; }
   /// Whether it can be the weight of queries of T.
   template <class T>
   [[nodiscard]] constexpr bool suits() const noexcept {
-    return data_ == nullptr || is_fp32() || kind_ == (normed_as_bf16<T> ? kind::bf16 : kind::fp16);
+    return data_ == nullptr || is_fp32() || kind_ == (holds_bf16<T> ? kind::bf16 : kind::fp16);
   }
 
  private:
@@ -99,7 +91,7 @@ struct norm_rope_options {
 namespace detail {
 
 template <class T>
-using pairs_of = std::conditional_t<normed_as_bf16<T>, bf16_pairs, fp16_pairs>;
+using pairs_of = std::conditional_t<holds_bf16<T>, bf16_pairs, fp16_pairs>;
 
 template <class In, class Positions, class Table, class Out>
 [[nodiscard]] norm_rope plan_norm(const In& in, const Positions& positions, const Table& table, const Out& out,
@@ -107,7 +99,7 @@ template <class In, class Positions, class Table, class Out>
   check_copy_types<In, Out>();
   using element = typename Out::element_type;
   using index = std::remove_cv_t<typename Positions::element_type>;
-  static_assert(normed_as_bf16<element> || normed_as_fp16<element>, "holdfast: queries to norm are bf16 or fp16");
+  static_assert(holds_bf16<element> || holds_fp16<element>, "holdfast: queries to norm are bf16 or fp16");
   static_assert(Positions::rank() == 1 && std::is_integral_v<index> && std::is_signed_v<index> &&
                     (sizeof(index) == 4 || sizeof(index) == 8),
                 "holdfast: positions must be [rows] of 32-bit or 64-bit signed integers");
