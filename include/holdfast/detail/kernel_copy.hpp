@@ -67,7 +67,8 @@ struct copy_side {
 };
 
 [[nodiscard]] inline std::string to_text(const std::array<std::int64_t, 3>& values) {
-  return "[" + std::to_string(values[0]) + ", " + std::to_string(values[1]) + ", " + std::to_string(values[2]) + "]";
+  const std::string text = "[";  // not "[" + ...: g++ 12 sees an overlap in there that isn't
+  return text + std::to_string(values[0]) + ", " + std::to_string(values[1]) + ", " + std::to_string(values[2]) + "]";
 }
 
 /// "in is [3, 16, 512] with strides [8192, 512, 1]"
