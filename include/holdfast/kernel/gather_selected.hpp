@@ -182,7 +182,7 @@ struct selected_steps_on_host {
 /// Writes each selected row once, the zeros behind them, and the remap, in stream order.
 ///
 /// `indices`: an mdspan of int32 or int64, [pairs] (one row) or [rows, topk], any strides. `out`: an mdspan [capacity,
-/// 512], as gather_rows wants it. `remap`: an mdspan of the extents and the type of the indices, any strides that let
+/// elements], as gather_rows wants it. `remap`: an mdspan of the extents and the type of the indices, any strides that let
 /// no elements overlap. `workspace`: gather_selected_workspace_bytes or more, at a multiple of
 /// gather_selected_workspace_alignment; it holds anything before, and is free again once this work has run: in stream
 /// order, another call may use the same. All memory must stay until the stream, or every launch of the graph that it
