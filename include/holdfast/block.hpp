@@ -24,7 +24,6 @@
 #include <mutex>
 #include <optional>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -217,11 +216,11 @@ class block : public std::enable_shared_from_this<block<Device>> {
     stream_type stream;
     std::uint64_t capture;
     std::optional<typename Device::event> mark;
-    std::thread::id thread{};  // the only one that can record it; none: any
+    std::uint64_t thread = 0;  // the only one that can record it; 0: any
 
-    [[nodiscard]] bool bound() const noexcept { return thread != std::thread::id{}; }
+    [[nodiscard]] bool bound() const noexcept { return thread != 0; }
     /// Whether this thread means the same stream by the handle.
-    [[nodiscard]] bool within_reach() const noexcept { return !bound() || thread == std::this_thread::get_id(); }
+    [[nodiscard]] bool within_reach() const noexcept { return !bound() || thread == detail::this_thread(); }
     /// Whether what is queued on `next` comes after it without being told.
     [[nodiscard]] bool continues_on(stream_type next) const noexcept {
       return stream == next && !mark && within_reach();
@@ -343,7 +342,7 @@ class block : public std::enable_shared_from_this<block<Device>> {
     if (Device::thread_bound(stream)) {
       const typename Device::relaxed_scope relaxed;
       const typename Device::current_scope current{device()};
-      now.thread = std::this_thread::get_id();
+      now.thread = detail::this_thread();
       if (capture != 0 || Device::capturing(stream).state == capture_state::none) {
         now.mark.emplace(fresh_mark(stream));
       }

@@ -117,6 +117,8 @@ TEST(CopyPlan, ShortOrNarrowOrTooManyRunsAreNotCutIntoChunks) {
   EXPECT_EQ(chunked_copy(plan(2, {3, 1, 256}, packed(1, 256), packed(64, 256))).chunks, 3) << "512 bytes";
   EXPECT_EQ(chunked_copy(plan(2, {3, 16, 512}, {packed(16, 512).strides, 4104}, packed(64, 512))).chunks, 0);
   EXPECT_EQ(chunked_copy(plan(2, {3, 16, 512}, {{16 * 1024, 1024, 2}}, packed(64, 512))).chunks, 0);
+  for (const std::int64_t bytes : {std::int64_t{1} << 31, std::int64_t{1} << 32, (std::int64_t{1} << 32) + 4096})
+    EXPECT_EQ(chunked_copy(plan(2, {1, 1, bytes / 2}, packed(1, bytes / 2), packed(64, bytes / 2))).chunks, 0) << bytes;
   EXPECT_EQ(chunked_copy(plan(2, {std::int64_t{1} << 31, 1, 512}, {{0, 0, 1}}, {{0, 0, 1}})).chunks, 0);
 }
 

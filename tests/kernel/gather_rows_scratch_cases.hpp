@@ -145,6 +145,16 @@ TYPED_TEST_P(gather_rows_scratch, pins_scratch_that_was_acquired_before_the_capt
   }));
 }
 
+TYPED_TEST_P(gather_rows_scratch, pins_scratch_of_no_rows_for_its_tail) {
+  using driver = support::driver<TypeParam>;
+  auto allocator = this->make_allocator();
+  auto kv = allocator.acquire(this->stream.get(), 0);
+  driver::begin_capture(this->stream.get());
+  holdfast::gather_rows(this->stream.get(), this->pool(), holdfast::view<const std::int32_t, 1>(nullptr, 0), kv);
+  auto graph = driver::end_capture(this->stream.get());
+  EXPECT_EQ(allocator.pinned_bytes(), 128 * row);
+}
+
 TYPED_TEST_P(gather_rows_scratch, into_anchored_scratch_is_one_kernel_node_that_leaves_the_tail_alone) {
   using driver = support::driver<TypeParam>;
   holdfast::anchored_scratch<unsigned char, TypeParam> anchored{
@@ -176,7 +186,7 @@ REGISTER_TYPED_TEST_SUITE_P(gather_rows_scratch, acquires_fills_and_returns_it_w
                             given_a_handle_refuses_more_tail_than_it_has,
                             refuses_an_allocator_of_other_rows_and_acquires_nothing,
                             in_a_capture_is_one_kernel_node_tail_included,
-                            pins_scratch_that_was_acquired_before_the_capture,
+                            pins_scratch_that_was_acquired_before_the_capture, pins_scratch_of_no_rows_for_its_tail,
                             into_anchored_scratch_is_one_kernel_node_that_leaves_the_tail_alone);
 
 }  // namespace gather_rows_scratch

@@ -53,8 +53,7 @@ class soak {
   soak(World& world, const settings& how)
       : world_(world),
         how_(how),
-        pool_(holdfast::malloc_resource<device>{world.device()},
-              {.max_reserved_bytes = World::limit_bytes, .on_leak = [this](std::size_t bytes) { leaked_ += bytes; }}),
+        pool_(holdfast::malloc_resource<device>{world.device()}, {.max_reserved_bytes = World::limit_bytes}),
         mailboxes_(how.threads) {}
 
   /// Whether nothing was found; prints what was done, and what was found.
@@ -243,7 +242,7 @@ class soak {
 
   World& world_;
   const settings how_;
-  std::atomic<std::uint64_t> leaked_{0}, failures_{0}, handed_over_{0}, streams_{0}, shortages_{0}, bytes_{0};
+  std::atomic<std::uint64_t> failures_{0}, handed_over_{0}, streams_{0}, shortages_{0}, bytes_{0};
   holdfast::caching_resource<device> pool_;
   std::vector<mailbox> mailboxes_;
 };

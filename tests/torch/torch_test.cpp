@@ -15,6 +15,7 @@
 #include <functional>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 namespace {
@@ -40,10 +41,12 @@ class torch_resource : public ::testing::Test {
     torch_allocator::init(count);
     ASSERT_EQ(cudaFree(nullptr), cudaSuccess);
     ASSERT_EQ(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), cudaSuccess);
+    ASSERT_EQ(cudaStreamCreateWithFlags(&other_, cudaStreamNonBlocking), cudaSuccess);
   }
   void TearDown() override {
     if (stream_ == nullptr) return;
     EXPECT_EQ(cudaStreamDestroy(stream_), cudaSuccess);
+    EXPECT_EQ(cudaStreamDestroy(other_), cudaSuccess);
     EXPECT_EQ(cudaGetLastError(), cudaSuccess);
   }
 
@@ -57,23 +60,43 @@ class torch_resource : public ::testing::Test {
     return {};
   }
 
+  /// A private pool that `routed` streams go to, while it lives.
+  class routing {
+   public:
+    explicit routing(std::function<bool(cudaStream_t)> routed) {
+      torch_allocator::beginAllocateToPool(0, pool(), std::move(routed));
+    }
+    ~routing() {
+      end();
+      torch_allocator::releasePool(0, pool());
+    }
+    routing(const routing&) = delete;
+    routing& operator=(const routing&) = delete;
+    void end() {
+      if (std::exchange(on_, false)) torch_allocator::endAllocateToPool(0, pool());
+    }
+    [[nodiscard]] c10::MempoolId_t pool() const { return {0, number_}; }
+
+   private:
+    static inline c10::CaptureId_t numbers = 1000;
+    c10::CaptureId_t number_ = ++numbers;
+    bool on_ = true;
+  };
+
   /// Allocates while `routed` says which streams go to a private pool; expects torch to route, and the resource not to be.
-  void expect_ordinary_memory(const std::function<bool(cudaStream_t)>& routed, bool on_the_routed_stream) {
-    static c10::CaptureId_t next = 1000;
-    const c10::MempoolId_t pool{0, ++next};
+  void expect_ordinary_memory(std::function<bool(cudaStream_t)> routed) {
     holdfast::torch_resource memory;
-    torch_allocator::beginAllocateToPool(0, pool, routed);
+    routing to{std::move(routed)};
     void* const theirs = torch_allocator::raw_alloc_with_stream(3 * MiB, stream_);
-    const cudaStream_t ours = on_the_routed_stream ? stream_ : nullptr;
-    void* const p = memory.allocate(ours, 3 * MiB, 256);
-    torch_allocator::endAllocateToPool(0, pool);
-    EXPECT_EQ(pool_of(theirs), pool) << "the test's own routing";
+    void* const p = memory.allocate(other_, 3 * MiB, 256);
+    to.end();
+    EXPECT_EQ(pool_of(theirs), to.pool()) << "the test's own routing";
     EXPECT_EQ(pool_of(p), (c10::MempoolId_t{0, 0}));
     torch_allocator::raw_delete(theirs);
-    torch_allocator::releasePool(0, pool);
-    memory.deallocate(ours, p, 3 * MiB, 256);
+    memory.deallocate(other_, p, 3 * MiB, 256);
   }
 
+  cudaStream_t other_ = nullptr;
   cudaStream_t stream_ = nullptr;
 };
 
@@ -103,29 +126,32 @@ TEST_F(torch_resource, IsAlignedAsAsked) {
 
 // torch.cuda.graph routes the streams that take part in the capture.
 TEST_F(torch_resource, IsNotOfTheGraphsPoolThatAStreamIsRoutedTo) {
-  expect_ordinary_memory([this](cudaStream_t s) { return s == stream_; }, false);
+  expect_ordinary_memory([this](cudaStream_t s) { return s == stream_; });
 }
 
 // torch.cuda.use_mem_pool and inductor route all streams of a thread.
 TEST_F(torch_resource, IsNotOfThePoolThatItsThreadIsRoutedTo) {
   expect_ordinary_memory(
-      [self = std::this_thread::get_id()](cudaStream_t) { return std::this_thread::get_id() == self; }, true);
+      [self = std::this_thread::get_id()](cudaStream_t) { return std::this_thread::get_id() == self; });
 }
 
 TEST_F(torch_resource, IsMadeInsideSomebodysCapture) {
   holdfast::torch_resource memory;
-  cudaStream_t other = nullptr;
-  ASSERT_EQ(cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking), cudaSuccess);
-  for (const auto mode : {cudaStreamCaptureModeGlobal, cudaStreamCaptureModeThreadLocal}) {
-    ASSERT_EQ(cudaStreamBeginCapture(stream_, mode), cudaSuccess);
-    void* const p = memory.allocate(other, 300 * MiB, 256);  // more than is cached: a cudaMalloc
-    cudaGraph_t graph = nullptr;
-    EXPECT_EQ(cudaStreamEndCapture(stream_, &graph), cudaSuccess);
-    EXPECT_EQ(cudaGraphDestroy(graph), cudaSuccess);
-    memory.deallocate(other, p, 300 * MiB, 256);
-    torch_allocator::emptyCache();
+  cudaStream_t blocking = nullptr;
+  ASSERT_EQ(cudaStreamCreate(&blocking), cudaSuccess);
+  for (const cudaStream_t captured : {stream_, blocking}) {
+    for (const auto mode : {cudaStreamCaptureModeGlobal, cudaStreamCaptureModeThreadLocal}) {
+      ASSERT_EQ(cudaStreamBeginCapture(captured, mode), cudaSuccess);
+      void* p = nullptr;
+      EXPECT_NO_THROW(p = memory.allocate(other_, 300 * MiB, 256));  // more than is cached: a cudaMalloc
+      cudaGraph_t graph = nullptr;
+      EXPECT_EQ(cudaStreamEndCapture(captured, &graph), cudaSuccess);
+      EXPECT_EQ(cudaGraphDestroy(graph), cudaSuccess);
+      memory.deallocate(other_, p, 300 * MiB, 256);
+      torch_allocator::emptyCache();
+    }
   }
-  ASSERT_EQ(cudaStreamDestroy(other), cudaSuccess);
+  ASSERT_EQ(cudaStreamDestroy(blocking), cudaSuccess);
 }
 
 TEST_F(torch_resource, OnACapturingStreamIsALogicError) {
@@ -153,19 +179,19 @@ TEST_F(torch_resource, OutOfMemoryEmptiesTheCacheAndNamesWhatWasAsked) {
   static_cast<void>(cudaGetLastError());
 }
 
-TEST_F(torch_resource, OutOfMemoryInSomebodysCaptureLeavesItAlone) {
+TEST_F(torch_resource, OutOfMemoryInSomebodysCaptureFreesNothing) {
   holdfast::torch_resource memory;
-  ASSERT_EQ(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeGlobal), cudaSuccess);
-  torch_allocator::beginAllocateToPool(0, {0, 900}, [this](cudaStream_t s) { return s == stream_; });
-  cudaStream_t other = nullptr;
-  EXPECT_EQ(cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking), cudaSuccess);
-  EXPECT_THROW(static_cast<void>(memory.allocate(other, std::size_t{1} << 45, 256)), holdfast::out_of_memory);
-  torch_allocator::endAllocateToPool(0, {0, 900});
-  torch_allocator::releasePool(0, {0, 900});
-  cudaGraph_t graph = nullptr;
-  EXPECT_EQ(cudaStreamEndCapture(stream_, &graph), cudaSuccess);
-  EXPECT_EQ(cudaGraphDestroy(graph), cudaSuccess);
-  ASSERT_EQ(cudaStreamDestroy(other), cudaSuccess);
+  memory.deallocate(other_, memory.allocate(other_, 64 * MiB, 256), 64 * MiB, 256);
+  const auto held = memory.held_bytes();
+  {
+    const routing to{[this](cudaStream_t s) { return s == stream_; }};
+    ASSERT_EQ(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeGlobal), cudaSuccess);
+    EXPECT_THROW(static_cast<void>(memory.allocate(other_, std::size_t{1} << 45, 256)), holdfast::out_of_memory);
+    EXPECT_EQ(memory.held_bytes(), held);
+    cudaGraph_t graph = nullptr;
+    EXPECT_EQ(cudaStreamEndCapture(stream_, &graph), cudaSuccess);
+    EXPECT_EQ(cudaGraphDestroy(graph), cudaSuccess);
+  }
   static_cast<void>(cudaGetLastError());
 }
 

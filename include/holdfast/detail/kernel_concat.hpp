@@ -174,6 +174,7 @@ struct concat_heads {
 
 /// Heads of a row that go side by side, as many as a chunk holds: two pieces each.
 struct chunked_concat {
+  static constexpr const char* kernel = "concat_pad";
   static constexpr std::int32_t chunk_bytes = 4096;
   static constexpr std::int32_t usual_bytes = 2304;  // two heads of 576 16-bit elements
 

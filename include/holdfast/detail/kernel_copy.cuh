@@ -51,7 +51,7 @@ HOLDFAST_HIDDEN __global__ void __launch_bounds__(32) copy_chunks_kernel(const _
 
 template <class Copy>
 HOLDFAST_HIDDEN void run_chunks(cudaStream_t stream, const Copy& copy, bool programmatic = false) {
-  launch(stream, "copy", copy.chunks, 32, programmatic, copy_chunks_kernel<Copy>, copy);
+  launch(stream, copy.kernel, copy.chunks, 32, programmatic, copy_chunks_kernel<Copy>, copy);
 }
 
 HOLDFAST_HIDDEN inline void run_copy(cudaStream_t stream, const copy_plan& plan) {

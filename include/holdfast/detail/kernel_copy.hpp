@@ -11,6 +11,7 @@
 
 #include <holdfast/detail/kernel_attributes.hpp>
 #include <holdfast/detail/kernel_divisor.hpp>
+#include <holdfast/detail/kernel_launch.hpp>
 #include <holdfast/detail/kernel_packet.hpp>
 #include <holdfast/error.hpp>
 #include <holdfast/kernel/row_op.hpp>
@@ -101,6 +102,7 @@ struct copy_strides {
 };
 
 struct copy_plan {
+  const char* kernel = nullptr;  // what errors call it
   const std::byte* from = nullptr;
   std::byte* to = nullptr;
   std::int64_t rows = 0;  // 0: nothing to do
@@ -147,6 +149,7 @@ struct copy_plan {
                 from, to);
 
   copy_plan plan;
+  plan.kernel = kernel;
   if (to.empty()) return plan;
   for (const copy_side* side : {&from, &to})
     if (side->data == nullptr) refuse_copy(kernel, std::string("the data of ") + side->name + " is null", from, to);
@@ -272,8 +275,9 @@ struct copy_piece {
 /// Long runs, cut into chunks. On an H200, 2 to 5 % quicker than packets (bench/pad_queries_bench.cu).
 struct chunked_copy {
   static constexpr std::int32_t chunk_bytes = 2048;
-  static constexpr std::int32_t least_run_bytes = 512;
+  static constexpr std::int32_t least_run_bytes = 512, most_run_bytes = std::int32_t{1} << 30;
 
+  const char* kernel = nullptr;
   const std::byte* from = nullptr;
   std::byte* to = nullptr;
   std::int64_t chunks = 0;  // 0: not this way
@@ -284,8 +288,13 @@ struct chunked_copy {
   copy_strides to_strides;
 
   explicit chunked_copy(const copy_plan& plan)
-      : from(plan.from), to(plan.to), from_strides(plan.from_strides), to_strides(plan.to_strides) {
-    if (plan.packet_bytes != 16 || plan.head_packets != plan.run_packets || plan.run_packets < least_run_bytes / 16)
+      : kernel(plan.kernel),
+        from(plan.from),
+        to(plan.to),
+        from_strides(plan.from_strides),
+        to_strides(plan.to_strides) {
+    if (plan.packet_bytes != 16 || plan.head_packets != plan.run_packets || plan.run_packets < least_run_bytes / 16 ||
+        plan.run_packets > most_run_bytes / 16)
       return;
     run_bytes = plan.run_packets * 16;
     const std::int32_t of_run = run_bytes / chunk_bytes + (run_bytes % chunk_bytes == 0 ? 0 : 1);
@@ -340,8 +349,7 @@ void with_copy_op(const copy_plan& plan, const Run& run) {
 
 template <class Copy>
 void run_chunks(host::stream_ref stream, const Copy& copy) {
-  const host_device::relaxed_scope relaxed;  // a launch beside somebody's capture would break it
-  stream.run([copy] {
+  launch(stream, copy.kernel, [copy] {
     for (std::int64_t i = 0; i < copy.chunks; ++i) {
       const copy_chunk chunk = copy.chunk(i);
       if (chunk.pieces == 0) std::memset(chunk.to, 0, chunk.bytes);

@@ -22,7 +22,9 @@ namespace holdfast::inline HOLDFAST_ABI::detail {
 template <class Format>
 consteval std::int32_t plain_packets_of() {
   if constexpr (requires { Format::split_at; }) {
-    static_assert(Format::split_at % values_of_a_packet == 0, "holdfast: a row's split is a multiple of 8 elements");
+    static_assert(
+        Format::split_at % values_of_a_packet == 0 && Format::split_at > 0 && Format::split_at <= Format::elements,
+        "holdfast: a row's split is a multiple of 8 elements, and in the row");
     return Format::split_at / values_of_a_packet;
   } else {
     return Format::elements / values_of_a_packet;

@@ -7,6 +7,7 @@
 #include <pthread.h>
 
 #include <atomic>
+#include <cstdint>
 #include <cstdlib>
 
 namespace holdfast::inline HOLDFAST_ABI::detail {
@@ -16,6 +17,13 @@ namespace holdfast::inline HOLDFAST_ABI::detail {
 [[gnu::visibility("default")]] inline std::atomic<bool>& device_usable() noexcept {
   static std::atomic<bool> usable{true};
   return usable;
+}
+
+/// A number of the calling thread's that no other ever had, unlike std::thread::id, which the next one may get.
+[[gnu::visibility("default")]] inline std::uint64_t this_thread() noexcept {
+  static std::atomic<std::uint64_t> last{0};
+  thread_local const std::uint64_t mine = last.fetch_add(1, std::memory_order_relaxed) + 1;
+  return mine;
 }
 
 /// Makes the shared object that holds this code stay loaded: a graph may call into it at any time, and so may the exit.

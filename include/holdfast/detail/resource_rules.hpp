@@ -2,10 +2,12 @@
 // the library's own resources derive from) applies them itself.
 #pragma once
 
+#include <holdfast/detail/process.hpp>
 #include <holdfast/device/device.hpp>
 #include <holdfast/error.hpp>
 #include <holdfast/version.hpp>
 
+#include <atomic>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
@@ -62,7 +64,7 @@ void* allocate(Device device, const char* who, typename Device::stream_type stre
 
 template <device Device, class Raw>
 void deallocate(Device device, typename Device::stream_type stream, void* p, Raw&& raw) noexcept {
-  if (p == nullptr) {
+  if (p == nullptr || !device_usable().load(std::memory_order_relaxed)) {
     return;
   }
   try {

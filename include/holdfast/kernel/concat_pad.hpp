@@ -62,13 +62,15 @@ namespace detail {
 template <class First, class Second>
 [[nodiscard]] std::array<std::int64_t, 3> concat_extents(const First& first, const Second& second) {
   const auto of = [](const auto& view, std::size_t i) { return static_cast<std::int64_t>(view.extent(i)); };
-  return {of(first, 0), of(first, 1), of(first, 2) + of(second, 2)};
+  std::int64_t width = 0;
+  if (__builtin_add_overflow(of(first, 2), of(second, 2), &width)) width = -1;  // refused as such
+  return {of(first, 0), of(first, 1), width};
 }
 
 }  // namespace detail
 
 /// Into rows of `buffer`, which are acquired (and so grown, pinned and ordered) first; returns them. Throws what acquire
-/// does, too.
+/// does, too; inputs that do not fit each other are refused when the rows are acquired.
 template <detail::mdspan_like Absorbed, detail::mdspan_like Rope, class T>
 [[nodiscard]] query_rows<T, host_device> concat_pad(host::stream_ref stream, const Absorbed& absorbed, const Rope& rope,
                                                     padded_query_buffer<T, host_device>& buffer,

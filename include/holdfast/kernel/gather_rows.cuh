@@ -23,10 +23,13 @@ HOLDFAST_HIDDEN void gather_rows(cudaStream_t stream, const Source& source, cons
                                  const scratch<T, cuda_device>& rows,
                                  const gather_options<detail::index_of<Indices>>& options = {}) {
   detail::check_scratch(rows, options.tail_rows);
+  bool pinned = false;
   detail::with_gather(source, indices, rows.view(), options, [&]<std::int32_t Rows>(const auto& gather) {
     rows.pin(stream);
+    pinned = true;
     detail::launch_gather<Rows>(stream, gather, options.programmatic);
   });
+  if (!pinned) rows.pin(stream);
 }
 
 template <row_source Source, detail::mdspan_like Indices, detail::scratch_allocator<cuda_device> Allocator>

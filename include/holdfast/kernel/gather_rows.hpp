@@ -71,6 +71,7 @@
 #include <holdfast/detail/kernel_formats.hpp>
 #include <holdfast/detail/kernel_gather.hpp>
 #include <holdfast/detail/kernel_gather_format.hpp>
+#include <holdfast/detail/kernel_launch.hpp>
 #include <holdfast/device/host.hpp>
 #include <holdfast/kernel/elements.hpp>
 #include <holdfast/kernel/row_decoder.hpp>
@@ -232,6 +233,7 @@ template <class Source, class Indices, class Out>
 /// The pool of scales that lie behind the rows of each page of `pages`, whose stride becomes explicit.
 template <class Format>
 [[nodiscard]] row_pool footers_of(row_pool& pages) {
+  static_assert(Format::page_multiple > 0, "holdfast: pages are a multiple of 1 or more bytes");
   if (pages.page_rows <= 0 || pages.page_rows > std::numeric_limits<std::int32_t>::max())
     refuse_gather("scales in the footers of pages need a pool with pages; page_rows is " +
                   std::to_string(pages.page_rows));
@@ -259,7 +261,8 @@ void with_gather(formatted_rows<Format> source, const Indices& indices, const Ou
   if constexpr (requires { Format::page_multiple; }) {
     if (source.scales.data != nullptr || source.scales.rows != 0)
       refuse_gather("the scales of this format are in its pages, but a pool of scales is given");
-    source.scales = footers_of<Format>(source.data);
+    [[maybe_unused]] const row_pool footers = footers_of<Format>(source.data);
+    if constexpr (Format::scale_bytes != 0) source.scales = footers;
   }
   const pool_rows data = plan_pool("data", source.data, Format::data_bytes);
   pool_rows scales;
@@ -342,8 +345,7 @@ template <row_source Source, detail::mdspan_like Indices, detail::mdspan_like Ou
 void gather_rows(host::stream_ref stream, const Source& source, const Indices& indices, const Out& out,
                  const gather_options<detail::index_of<Indices>>& options = {}) {
   detail::with_gather(source, indices, out, options, [&]<std::int32_t Rows>(const auto& gather) {
-    const host_device::relaxed_scope relaxed;  // a launch beside somebody's capture would break it
-    stream.run([gather] { detail::run_gather_on_host<Rows>(gather); });
+    detail::launch(stream, "gather_rows", [gather] { detail::run_gather_on_host<Rows>(gather); });
   });
 }
 
@@ -393,15 +395,18 @@ template <row_source Source, detail::mdspan_like Indices, class T>
 void gather_rows(host::stream_ref stream, const Source& source, const Indices& indices,
                  const scratch<T, host_device>& rows, const gather_options<detail::index_of<Indices>>& options = {}) {
   detail::check_scratch(rows, options.tail_rows);
+  bool pinned = false;
   detail::with_gather(source, indices, rows.view(), options, [&]<std::int32_t Rows>(const auto& gather) {
     rows.pin(stream);
-    const host_device::relaxed_scope relaxed;
-    stream.run([gather] { detail::run_gather_on_host<Rows>(gather); });
+    pinned = true;
+    detail::launch(stream, "gather_rows", [gather] { detail::run_gather_on_host<Rows>(gather); });
   });
+  if (!pinned) rows.pin(stream);  // nothing to write, but a tail to read
 }
 
 /// Into scratch of `allocator` (a tail_padded_allocator or an anchored_scratch), acquired first; returns it. The same
-/// launch writes the tail, unless that is zero for good. Throws what acquire does, too.
+/// launch writes the tail, unless that is zero for good. Throws what acquire does, too; what does not fit is refused when
+/// the scratch is there, and gives it back.
 template <row_source Source, detail::mdspan_like Indices, detail::scratch_allocator<host_device> Allocator>
 [[nodiscard]] typename Allocator::handle gather_rows(host::stream_ref stream, const Source& source,
                                                      const Indices& indices, Allocator& allocator,

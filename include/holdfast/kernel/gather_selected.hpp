@@ -29,6 +29,7 @@
 // where few pairs share a token, or the pool is much larger than the selection, gather_rows does less.
 #pragma once
 
+#include <holdfast/detail/kernel_launch.hpp>
 #include <holdfast/detail/kernel_selected.hpp>
 #include <holdfast/device/host.hpp>
 #include <holdfast/error.hpp>
@@ -167,8 +168,7 @@ struct selected_steps_on_host {
   }
   [[nodiscard]] std::size_t scan_bytes(std::int64_t) const { return 0; }
   void scan(std::int32_t* marks, std::int64_t items, std::byte*, std::size_t) const {
-    const host_device::relaxed_scope relaxed;
-    stream.run([marks, items] { scan_on_host(marks, items); });
+    launch(stream, "gather_selected", [marks, items] { scan_on_host(marks, items); });
   }
   template <class Source, class Indices, class Out>
   void gather(const Source& source, const Indices& sources, const Out& out,

@@ -31,6 +31,7 @@
 
 #include <holdfast/detail/kernel_copy.hpp>
 #include <holdfast/detail/kernel_into.hpp>
+#include <holdfast/detail/kernel_launch.hpp>
 #include <holdfast/detail/kernel_norm.hpp>
 #include <holdfast/device/host.hpp>
 #include <holdfast/error.hpp>
@@ -130,8 +131,7 @@ template <class In, class Positions, class Table, class Out>
 template <class T>
 void run_norm(host::stream_ref stream, const norm_rope& op, bool) {
   with_norm_kind(op, [&]<int Slots, bool HalfSplit>() {
-    const host_device::relaxed_scope relaxed;  // a launch beside somebody's capture would break it
-    stream.run([op] {
+    launch(stream, "norm_rope_pad", [op] {
       for (std::int64_t head = 0; head < op.heads_in_all; ++head)
         norm_head_on_host<pairs_of<T>, Slots, HalfSplit>(op, head);
     });
@@ -170,7 +170,7 @@ void norm_rope_pad(host::stream_ref stream, const In& in, const Positions& posit
 }
 
 /// Into rows of `buffer`, which are acquired (and so grown, pinned and ordered) first; returns them. Throws what acquire
-/// does, too.
+/// does, too; inputs that do not fit each other are refused when the rows are acquired.
 template <detail::mdspan_like In, detail::mdspan_like Positions, detail::mdspan_like Table, class T>
 [[nodiscard]] query_rows<T, host_device> norm_rope_pad(host::stream_ref stream, const In& in,
                                                        const Positions& positions, const Table& cos_sin,

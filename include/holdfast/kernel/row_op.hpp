@@ -27,6 +27,7 @@
 
 #include <holdfast/detail/kernel_attributes.hpp>
 #include <holdfast/detail/kernel_divisor.hpp>
+#include <holdfast/detail/kernel_launch.hpp>
 #include <holdfast/device/host.hpp>
 #include <holdfast/error.hpp>
 #include <holdfast/version.hpp>
@@ -156,8 +157,7 @@ template <row_op_shape Shape, row_operation Op>
 void run_row_op(host::stream_ref stream, const Op& op) {
   const auto tiling = detail::make_row_op_tiling(op.units(), op.parts(), Shape);
   if (tiling.tiles == 0) return;
-  const host_device::relaxed_scope relaxed;  // a launch beside somebody's capture would break it
-  stream.run([op, tiling] { detail::run_row_op_on_host<Shape>(op, tiling); });
+  detail::launch(stream, "row operation", [op, tiling] { detail::run_row_op_on_host<Shape>(op, tiling); });
 }
 
 template <row_operation Op>

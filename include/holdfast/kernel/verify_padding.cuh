@@ -64,7 +64,7 @@ HOLDFAST_HIDDEN void launch_check(cudaStream_t stream, const checked_padding<Pac
 
 HOLDFAST_HIDDEN inline void run_check(cudaStream_t stream, const padding_bytes& padding, padding_check* check,
                                       const verify_padding_options& options) {
-  if (check == nullptr) refuse_verify("the padding_check is null");
+  refuse_null(check);
   with_checked_padding(padding, options.rows,
                        [&](const auto& op) { launch_check<verify_shape>(stream, op, check, options.programmatic); });
 }
@@ -82,8 +82,10 @@ HOLDFAST_HIDDEN void verify_padding_async(cudaStream_t stream, const View& view,
 template <class Handle>
 requires detail::is_padded_handle<Handle, cuda_device> HOLDFAST_HIDDEN void verify_padding_async(
     cudaStream_t stream, const Handle& rows, padding_check* check, const verify_padding_options& options = {}) {
+  const auto padding = detail::padding_of(rows);
+  detail::refuse_null(check);
   rows.pin(stream);
-  detail::run_check(stream, detail::padding_of(rows), check, options);
+  detail::run_check(stream, padding, check, options);
 }
 
 template <class T>

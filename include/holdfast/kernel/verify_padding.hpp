@@ -18,6 +18,7 @@
 
 #include <holdfast/capture.hpp>
 #include <holdfast/detail/kernel_copy.hpp>
+#include <holdfast/detail/kernel_launch.hpp>
 #include <holdfast/detail/kernel_verify.hpp>
 #include <holdfast/device/host.hpp>
 #include <holdfast/error.hpp>
@@ -92,13 +93,16 @@ inline constexpr bool is_padded_handle<query_rows<T, Device>, Device> = true;
 template <class T, class Device>
 inline constexpr bool is_padded_handle<scratch<T, Device>, Device> = true;
 
+inline void refuse_null(const padding_check* check) {
+  if (check == nullptr) refuse_verify("the padding_check is null");
+}
+
 inline void run_check(host::stream_ref stream, const padding_bytes& padding, padding_check* check,
                       const verify_padding_options& options) {
-  if (check == nullptr) refuse_verify("the padding_check is null");
+  refuse_null(check);
   with_checked_padding(padding, options.rows, [&](const auto& op) {
     const auto tiling = make_row_op_tiling(op.rows, op.row_packets, verify_shape);
-    const host_device::relaxed_scope relaxed;  // a launch beside somebody's capture would break it
-    stream.run([op, tiling, check] {
+    launch(stream, "verify_padding", [op, tiling, check] {
       const padding_found found = check_on_host(op, tiling);
       check->report = {static_cast<std::int64_t>(found.bad_bytes), static_cast<std::int64_t>(~found.inverted_first)};
     });
@@ -129,7 +133,7 @@ template <class Device, class Enqueue>
   Device::fill(stream, check.data, std::byte{0}, sizeof(padding_check));
   enqueue(static_cast<padding_check*>(check.data));
   Device::copy(stream, &report, &static_cast<padding_check*>(check.data)->report, sizeof report);
-  Device::synchronize(stream);
+  wait_for_work(device, stream);
   return report;
 }
 
@@ -154,8 +158,10 @@ template <class Handle>
   requires detail::is_padded_handle<Handle, host_device>
 void verify_padding_async(host::stream_ref stream, const Handle& rows, padding_check* check,
                           const verify_padding_options& options = {}) {
+  const auto padding = detail::padding_of(rows);
+  detail::refuse_null(check);
   rows.pin(stream);
-  detail::run_check(stream, detail::padding_of(rows), check, options);
+  detail::run_check(stream, padding, check, options);
 }
 
 /// Of all rows that the buffer holds, acquired (and so pinned and ordered) for it. Throws what acquire does, too.

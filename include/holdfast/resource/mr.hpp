@@ -137,6 +137,7 @@ class mr_impl {
     if (resource_ == nullptr) {
       throw logic_error{"mr_resource: there is no resource"};
     }
+    watch_process();
   }
   mr_impl(const mr_impl&) = delete;
   mr_impl& operator=(const mr_impl&) = delete;

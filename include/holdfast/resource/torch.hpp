@@ -27,6 +27,7 @@
 #include <holdfast/version.hpp>
 
 #include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAStream.h>
 #include <c10/util/Exception.h>
 
 #include <condition_variable>
@@ -116,12 +117,13 @@ class torch_impl {
   static constexpr std::size_t max_alignment = 512;  // c10/core/AllocatorConfig.h, kMinBlockSize
 
   explicit torch_impl(cuda_device d) : device(d) {
+    watch_process();
     if (!c10::cuda::CUDACachingAllocator::get()->initialized()) {
       throw logic_error{std::string{name} + ": PyTorch has not initialised CUDA yet; call torch.cuda.init() first"};
     }
   }
 
-  void* allocate(cudaStream_t stream, std::size_t bytes, std::size_t) {
+  void* allocate(cudaStream_t stream, std::size_t bytes, std::size_t alignment) {
     if (!device_usable().load(std::memory_order_relaxed)) {
       throw logic_error{std::string{name} + ": devices cannot be used in a forked child, nor while the process exits"};
     }
@@ -129,17 +131,20 @@ class torch_impl {
     elsewhere_([&] {
       const cuda_device::relaxed_scope relaxed;
       const cuda_device::current_scope current{device};
+      leave_the_legacy_stream();
       try {
         p = c10::cuda::CUDACachingAllocator::raw_alloc_with_stream(bytes, stream);
       } catch (const c10::OutOfMemoryError&) {
-        empty_cache();
-        try {
-          p = c10::cuda::CUDACachingAllocator::raw_alloc_with_stream(bytes, stream);
-        } catch (const c10::OutOfMemoryError&) {
-          throw out_of_memory{name, bytes, held(), device.memory().free};
-        }
+      }
+      if (p == nullptr) {  // a pluggable allocator says it so
+        throw out_of_memory{name, bytes, held_if_known(), device.memory().free};
       }
     });
+    if (reinterpret_cast<std::uintptr_t>(p) % alignment != 0) {
+      c10::cuda::CUDACachingAllocator::raw_delete(p);
+      throw logic_error{std::string{name} + ": memory aligned to " + std::to_string(alignment) +
+                        " bytes was asked of torch's allocator, and is not"};
+    }
     return p;
   }
 
@@ -157,10 +162,20 @@ class torch_impl {
   const cuda_device device;
 
  private:
-  static void empty_cache() {
+  /// 0 where the allocator keeps no statistics.
+  [[nodiscard]] std::uint64_t held_if_known() const {
     try {
-      c10::cuda::CUDACachingAllocator::emptyCache();
-    } catch (const c10::Error&) {  // refused while something captures
+      return held();
+    } catch (const c10::Error&) {
+      return 0;
+    }
+  }
+
+  /// Torch asks whether its current stream captures, and the legacy one cannot be asked while a blocking stream does.
+  void leave_the_legacy_stream() const {
+    const auto index = static_cast<c10::DeviceIndex>(device.ordinal);
+    if (c10::cuda::getCurrentCUDAStream(index) == c10::cuda::getDefaultCUDAStream(index)) {
+      c10::cuda::setCurrentCUDAStream(c10::cuda::getStreamFromPool(false, index));
     }
   }
 
@@ -172,9 +187,10 @@ class torch_impl {
 /// Memory of PyTorch's current CUDA allocator (its caching allocator, or what torch.cuda.memory.change_current_allocator
 /// chose). Copies are equal; two made apart are not, though they share torch's cache. Thread safe, one allocation at a time.
 ///
-/// `allocate` never gives memory of a private pool. When torch is out of memory, its cache is emptied once, as far as no
-/// capture is under way; then `out_of_memory` is thrown, with the bytes asked, reserved by torch, and free on the device.
-/// Torch's other errors are let through (c10::Error). Blocks are aligned to 512 bytes.
+/// `allocate` never gives memory of a private pool. Torch empties its cache before it runs out of memory, unless something
+/// captures (then nothing may be freed, so nobody asks it to); `out_of_memory` is thrown then, with the bytes asked,
+/// reserved by torch, and free on the device. Torch's other errors are let through (c10::Error). Blocks are aligned to 512
+/// bytes.
 ///
 /// `deallocate` gives memory back in the order of the stream that it was allocated on, whichever is named. A pointer that
 /// torch doesn't know is ignored.
