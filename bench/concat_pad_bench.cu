@@ -5,7 +5,7 @@
 #include <holdfast/kernel/pad_queries.cuh>
 #include <holdfast/view.hpp>
 
-#include "support/floor.cuh"
+#include "support/ceiling.cuh"
 
 #include <cstddef>
 #include <cstdint>

@@ -174,18 +174,7 @@ void gather(benchmark::State& state) {
     std::exit(EXIT_FAILURE);
   }
 
-  const double us = contest.median_us(0), ceiling_us = contest.median_us(1);
-  state.counters["us"] = us;
-  state.counters["ceiling_us"] = ceiling_us;
-  if (bytes < bench::small_work_bytes) {
-    const double empty_us = contest.median_us(2);
-    state.counters["us_per_node"] = us - empty_us;
-    state.counters["ceiling_us_per_node"] = ceiling_us - empty_us;
-    state.counters["empty_us"] = empty_us;
-  } else {
-    state.counters["bytes/s"] = benchmark::Counter(static_cast<double>(bytes) / (us * 1e-6));
-    state.counters["fraction_of_ceiling"] = ceiling_us / us;
-  }
+  bench::report(state, contest, bytes, bench::copy_rate(stream));
 }
 
 /// The same without its tail, which a memset behind it writes: what the tail in the launch saves.

@@ -3,7 +3,7 @@
 #include <holdfast/kernel/norm_rope_pad.cuh>
 #include <holdfast/view.hpp>
 
-#include "support/floor.cuh"
+#include "support/ceiling.cuh"
 
 #include <cuda_bf16.h>
 

@@ -108,7 +108,7 @@ void measure(benchmark::State& state, direction way, const Copy& copy) {
   for (auto _ : state) state.SetIterationTime(contest.round() * 1e-6);
   verify(packed[0], padded[0], rows, heads);
 
-  bench::report(state, contest, 2 * payload);
+  bench::report(state, contest, 2 * payload, bench::copy_rate(stream));
 }
 
 void pad(benchmark::State& state) {

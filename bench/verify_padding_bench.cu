@@ -3,7 +3,7 @@
 #include <holdfast/kernel/verify_padding.cuh>
 #include <holdfast/view.hpp>
 
-#include "support/floor.cuh"
+#include "support/ceiling.cuh"
 
 #include <cstddef>
 #include <cstdint>

@@ -213,7 +213,57 @@ def tensor_outlives_buffer(memory):
     return f"kept afterwards: {holdfast_torch.kept_bytes()}"
 
 
-VARIANTS = [after_flush, growth_between, growth_in_a_capture, objects_deleted, two_lanes, tensor_outlives_buffer]
+def arguments_pinned(memory):
+    """Each operator, over each argument in turn that was acquired before the capture and is gone at the replay."""
+    import holdfast_torch
+    import torch
+
+    def ours(plain):
+        rows, *row = plain.shape
+        lane = holdfast_torch.Lane(memory=memory)
+        if len(row) == 2:
+            tensor = holdfast_torch.PaddedQuery(HEADS, PADDED, DIM, lane=lane).acquire(rows)[:, :row[0]]
+        else:
+            scratch = holdfast_torch.KvScratch(row[0] * plain.element_size(), 0, lane=lane, resident=False)
+            tensor = scratch.acquire(rows).view(plain.dtype)
+        return tensor.copy_(plain)
+
+    def check_argument(op, arguments, index, wanted):
+        arguments[-1].zero_()
+        result = torch.zeros_like(wanted)
+        given = [*arguments[:index], ours(arguments[index]), *arguments[index + 1:]]
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            op(*given)
+            result.copy_(given[-1])
+        del given  # tensor, buffer and lane
+        gc.collect()
+        torch.cuda.synchronize()
+        holdfast_torch.collect()
+        torch.cuda.empty_cache()
+        others = tenants(torch)
+        graph.replay()
+        parts.check(torch.equal(result, wanted), f"{op}: argument {index} was not kept")
+        parts.check(all(bool((other == 7).all()) for other in others), f"{op}: argument {index} written elsewhere")
+
+    packed = torch.zeros(64, HEADS, DIM, dtype=torch.bfloat16, device="cuda").random_(-9, 10)
+    padded = torch.zeros(64, PADDED, DIM, dtype=torch.bfloat16, device="cuda")
+    padded[:, :HEADS] = packed
+    data, scales = (torch.randint(0, 64, (4096, n), dtype=torch.uint8, device="cuda") for n in (256, 32))
+    indices = torch.randint(0, 4096, (64, 8), dtype=torch.int32, device="cuda")
+    gathered = torch.zeros(512, 512, dtype=torch.uint8, device="cuda")
+    for op, *arguments in ((holdfast_torch.pad_queries, packed, torch.zeros_like(padded)),
+                           (holdfast_torch.unpad_output, padded, torch.zeros_like(packed)),
+                           (holdfast_torch.gather_nvfp4, data, scales, 0.0372, indices, gathered)):
+        op(*arguments)
+        wanted = arguments[-1].clone()
+        for index, argument in enumerate(arguments):
+            if isinstance(argument, torch.Tensor):
+                check_argument(op, arguments, index, wanted)
+
+
+VARIANTS = [after_flush, growth_between, growth_in_a_capture, objects_deleted, two_lanes, tensor_outlives_buffer,
+            arguments_pinned]
 PARTS = {"plain torch, after the flush": plain_fault}
 for _memory in ("torch", "default"):
     for _variant in VARIANTS:

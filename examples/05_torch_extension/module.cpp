@@ -163,11 +163,14 @@ class tenure_of final : public tenure {
   Handle handle_;
 };
 
-/// A packed tensor over `handle`'s memory. `lock` is the lane's: a tensor that cannot be made ends its handle.
+/// A packed tensor over `handle`'s memory. `lock` is the lane's, by reference so that it outlives the handle: without a
+/// tensor, that is released under it.
 template <class Handle>
 at::Tensor tensor_of(const std::shared_ptr<lane>& of, Handle handle, at::IntArrayRef sizes,
-                     const at::TensorOptions& options, std::unique_lock<std::mutex> lock) {
+                     const at::TensorOptions& options, std::unique_lock<std::mutex>& lock) {
   if (sizes[0] == 0) {
+    handle.release();
+    lock.unlock();
     return at::empty(sizes, options);
   }
   auto owner = std::make_unique<tenure_of<Handle>>(of, std::move(handle));
@@ -203,7 +206,7 @@ class padded_query {
         [&](auto* buffer) {
           auto handle = unlocked_if(rows > buffer->capacity(), [&] { return buffer->acquire(stream, rows); });
           const std::int64_t sizes[] = {rows, shape_.padded_heads, shape_.head_dim};
-          return tensor_of(lane_, std::move(handle), sizes, options_, std::move(lock));
+          return tensor_of(lane_, std::move(handle), sizes, options_, lock);
         },
         buffer_);
   }
@@ -266,6 +269,12 @@ class kv_scratch {
         row_elements_(row_elements),
         options_(at::TensorOptions().dtype(dtype).device(lane_->device)),
         rows_(make(lane_->shared, row_elements, over_read, dtype, resident)) {}
+  kv_scratch(const kv_scratch&) = delete;
+  kv_scratch& operator=(const kv_scratch&) = delete;
+  ~kv_scratch() {  // what it lets go of may be in use by a tensor, which another thread ends
+    const auto lock = locked(lane_->mutex);
+    rows_.reset();
+  }
 
   at::Tensor acquire(std::int64_t rows, bool fill_tail) {
     const cudaStream_t stream = lane_->stream();
@@ -276,14 +285,14 @@ class kv_scratch {
             return fill_tail ? scratch.acquire(stream, rows) : scratch.acquire_unfilled(stream, rows);
           });
           const std::int64_t sizes[] = {rows, row_elements_};
-          return tensor_of(lane_, std::move(handle), sizes, options_, std::move(lock));
+          return tensor_of(lane_, std::move(handle), sizes, options_, lock);
         },
-        rows_);
+        *rows_);
   }
 
   void reserve(std::int64_t rows) {
     const auto lock = locked(lane_->mutex);
-    std::visit([&](auto& scratch) { scratch.reserve(rows); }, rows_);
+    std::visit([&](auto& scratch) { scratch.reserve(rows); }, *rows_);
   }
 
  private:
@@ -312,17 +321,27 @@ class kv_scratch {
   const std::shared_ptr<lane> lane_;
   const std::int64_t row_elements_;
   const at::TensorOptions options_;
-  std::variant<per_call, anchored> rows_;
+  std::optional<std::variant<per_call, anchored>> rows_;  // empty in the destructor
 };
 
 // --- operators -------------------------------------------------------------------------------------------------------
 
-/// The current stream of `tensor`'s device; what it captures owns the tensor's memory from now on, if that is ours.
-cudaStream_t stream_for(const at::Tensor& tensor) {
-  const cudaStream_t stream = c10::cuda::getCurrentCUDAStream(tensor.device().index()).stream();
-  if (const tenure* const ours = tenure::of(tensor)) {
-    ours->pin(stream);
-  }
+/// What `stream` captures owns `tensor`'s memory from now on. False: that is not ours, or `stream` captures nothing.
+bool pin_on(cudaStream_t stream, const at::Tensor& tensor) {
+  const tenure* const ours = tenure::of(tensor);
+  return ours != nullptr && ours->pin(stream);
+}
+
+cudaStream_t stream_of(const at::Tensor& tensor) {
+  return c10::cuda::getCurrentCUDAStream(tensor.device().index()).stream();
+}
+
+/// The current stream of the operator's device, with all of its tensors pinned on it.
+template <class... Tensors>
+cudaStream_t stream_for(const at::Tensor& first, const Tensors&... others) {
+  const cudaStream_t stream = stream_of(first);
+  pin_on(stream, first);
+  (pin_on(stream, others), ...);
   return stream;
 }
 
@@ -355,7 +374,7 @@ void pad_queries_op(const at::Tensor& q, const at::Tensor& out) {
   check_rows("pad_queries", "out", out, q);
   const std::int64_t heads = q.size(1);
   TORCH_CHECK(heads <= out.size(1), "pad_queries: ", heads, " heads into ", out.size(1));
-  const cudaStream_t stream = stream_for(out);
+  const cudaStream_t stream = stream_for(q, out);
   if (q.element_size() == 2) {
     pad_queries(stream, rows_of<const std::uint16_t>(q, heads), rows_of<std::uint16_t>(out, heads));
   } else {
@@ -366,7 +385,7 @@ void pad_queries_op(const at::Tensor& q, const at::Tensor& out) {
 void unpad_output_op(const at::Tensor& padded, const at::Tensor& out) {
   check_rows("unpad_output", "padded", padded, out);
   check_rows("unpad_output", "out", out, padded);
-  const cudaStream_t stream = stream_for(padded);
+  const cudaStream_t stream = stream_for(padded, out);
   if (out.element_size() == 2) {
     unpad_output(stream, rows_of<const std::uint16_t>(padded, padded.size(1)),
                  rows_of<std::uint16_t>(out, out.size(1)));
@@ -404,7 +423,7 @@ void gather_nvfp4_op(const at::Tensor& data, const at::Tensor& scales, double gl
                   (out.scalar_type() == at::kFloat8_e4m3fn || out.scalar_type() == at::kByte),
               op, ": out must be float8_e4m3fn or uint8, [", indices.numel(), ", 512]; it is ", out.scalar_type(), " ",
               out.sizes());
-  const cudaStream_t stream = stream_for(out);
+  const cudaStream_t stream = stream_for(data, scales, indices, out);
   if (tail_rows != 0) {
     const tenure* const ours = tenure::of(out);
     const bool to_the_end =
@@ -425,12 +444,6 @@ void gather_nvfp4_op(const at::Tensor& data, const at::Tensor& scales, double gl
       holdfast::make_strided_view<std::byte, 2>(static_cast<std::byte*>(out.mutable_data_ptr()),
                                                 {out.size(0), out.size(1)}, {out.stride(0), out.stride(1)}),
       tail_rows);
-}
-
-/// False: `tensor`'s memory is not ours, or the current stream captures nothing.
-bool pin(const at::Tensor& tensor) {
-  const tenure* const ours = tenure::of(tensor);
-  return ours != nullptr && ours->pin(c10::cuda::getCurrentCUDAStream(tensor.device().index()).stream());
 }
 
 }  // namespace
@@ -513,7 +526,9 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       .def("acquire", &kv_scratch::acquire, py::arg("rows"), py::arg("fill_tail") = true)
       .def("reserve", &kv_scratch::reserve, py::arg("rows"), no_gil{});
 
-  m.def("pin", &pin, py::arg("tensor"));
+  m.def(
+      "pin", [](const at::Tensor& tensor) { return tensor.is_cuda() && pin_on(stream_of(tensor), tensor); },
+      py::arg("tensor"));
   m.def(
       "collect", [](int device) { return holdfast::collect(cuda_device{device}); }, py::arg("device") = 0, no_gil{});
   m.def(
