@@ -157,10 +157,11 @@ class format_pool {
     place(&buffer);
     memory_ = world.allocate(buffer.size());  // the last page ends with its last row's scales
     world.upload(memory_.get(), buffer.data(), buffer.size());
-    pages_ = {.data = memory_.get() + where.shift,
-              .rows = rows(),
-              .page_rows = page_rows,
-              .page_stride_bytes = where.page_stride};
+    // The type is named because nvcc 13.0 takes an assigned list for one without names, in a template.
+    pages_ = holdfast::row_pool{.data = memory_.get() + where.shift,
+                                .rows = rows(),
+                                .page_rows = page_rows,
+                                .page_stride_bytes = where.page_stride};
   }
 
   byte_vector data_rows_, scale_rows_;

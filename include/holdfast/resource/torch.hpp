@@ -175,7 +175,7 @@ class torch_impl {
   void leave_the_legacy_stream() const {
     const auto index = static_cast<c10::DeviceIndex>(device.ordinal);
     if (c10::cuda::getCurrentCUDAStream(index) == c10::cuda::getDefaultCUDAStream(index)) {
-      c10::cuda::setCurrentCUDAStream(c10::cuda::getStreamFromPool(false, index));
+      c10::cuda::setCurrentCUDAStream(c10::cuda::getStreamFromExternal(device.library_stream(), index));
     }
   }
 
