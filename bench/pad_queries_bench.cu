@@ -6,12 +6,13 @@
 //
 // What was tried, as fractions of the ceiling at 32768 rows of 16 heads, pad and unpad:
 //
-//   packets of 16 bytes, one a thread (what short runs get: `packets` below)      0.94, 0.96
+//   packets of 16 bytes, one a thread (what this is)                              0.94, 0.96
 //   the same with streaming stores, or two to four packets a thread               0.95, 0.97
-//   bulk copies of 1 or 2 KiB, a warp each (what long runs get)                   0.96, 0.99
-//   of 4 KiB, of 8 KiB; two or four warps a block of 2 KiB                        0.96, 0.93; 0.95
+//   in a kernel of 30 lines, bulk copies through shared memory, one of 2 KiB (or two of 1 KiB) a block     0.96, 0.99
+//   of 4 KiB, of 8 KiB; two or four warps a block of 2 KiB each                   0.96, 0.93; 0.95
 //   blocks that stay, with a ring of 4 or 8 KiB copies                            0.90 to 0.93
 //   evict-first hints for what is read, or written                                0.89 to 0.93
+//   bulk copies of 2 KiB, one a block, for all that row operations can do         0.80, 0.80: nobody knows why yet
 //
 // Real heads go into rows 64 KiB apart, which costs a pad 2 to 4 % against an unpad of the same bytes.
 #include <holdfast/kernel/pad_queries.cuh>

@@ -3,7 +3,6 @@
 
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <array>
 #include <cstdint>
 
@@ -80,46 +79,6 @@ TEST(CopyPlan, StridesOfSingleItemsDoNotMatter) {
 TEST(CopyPlan, NothingToCopyIsAnEmptyPlan) {
   EXPECT_EQ(plan(2, {0, 16, 512}, packed(16, 512), packed(64, 512)).rows, 0);
   EXPECT_EQ(plan(2, {4, 0, 512}, {packed(16, 512).strides, 0}, {packed(64, 512).strides, 0}).rows, 0);
-}
-
-using holdfast::detail::chunked_copy;
-
-TEST(CopyPlan, LongRunsAreCutIntoChunks) {
-  const auto made = plan(2, {3, 17, 584}, packed(17, 584), packed(64, 584));
-  const chunked_copy copy(made);
-  constexpr std::int64_t row = 17 * 584 * 2, pitch = 64 * 584 * 2, of_row = row / 2048 + 1;
-  ASSERT_EQ(copy.chunks, 3 * of_row);
-  for (std::int64_t i = 0; i < copy.chunks; ++i) {
-    const auto chunk = copy.chunk(i);
-    const auto piece = copy.piece(i, 0);
-    const std::int64_t in_row = i % of_row * 2048;
-    EXPECT_EQ(chunk.pieces, 1);
-    EXPECT_EQ(piece.from, made.from + i / of_row * row + in_row);
-    EXPECT_EQ(piece.at, 0u);
-    EXPECT_EQ(chunk.to, made.to + i / of_row * pitch + in_row);
-    EXPECT_EQ(chunk.bytes, std::min<std::int64_t>(2048, row - in_row));
-    EXPECT_EQ(piece.bytes, chunk.bytes);
-  }
-}
-
-TEST(CopyPlan, HeadsApartAreChunksOfTheirOwn) {
-  const auto made = plan(2, {2, 3, 1536}, {{5 * 1544, 1544, 1}}, packed(64, 1536));
-  const chunked_copy copy(made);
-  ASSERT_EQ(copy.chunks, 2 * 3 * 2);
-  const auto last = copy.chunk(11);  // row 1, head 2, from 2048 on
-  EXPECT_EQ(copy.piece(11, 0).from, made.from + 5 * 1544 * 2 + 2 * 1544 * 2 + 2048);
-  EXPECT_EQ(last.to, made.to + 64 * 1536 * 2 + 2 * 1536 * 2 + 2048);
-  EXPECT_EQ(last.bytes, 1024u);
-}
-
-TEST(CopyPlan, ShortOrNarrowOrTooManyRunsAreNotCutIntoChunks) {
-  EXPECT_EQ(chunked_copy(plan(2, {3, 1, 248}, packed(1, 248), packed(64, 248))).chunks, 0) << "496 bytes";
-  EXPECT_EQ(chunked_copy(plan(2, {3, 1, 256}, packed(1, 256), packed(64, 256))).chunks, 3) << "512 bytes";
-  EXPECT_EQ(chunked_copy(plan(2, {3, 16, 512}, {packed(16, 512).strides, 4104}, packed(64, 512))).chunks, 0);
-  EXPECT_EQ(chunked_copy(plan(2, {3, 16, 512}, {{16 * 1024, 1024, 2}}, packed(64, 512))).chunks, 0);
-  for (const std::int64_t bytes : {std::int64_t{1} << 31, std::int64_t{1} << 32, (std::int64_t{1} << 32) + 4096})
-    EXPECT_EQ(chunked_copy(plan(2, {1, 1, bytes / 2}, packed(1, bytes / 2), packed(64, bytes / 2))).chunks, 0) << bytes;
-  EXPECT_EQ(chunked_copy(plan(2, {std::int64_t{1} << 31, 1, 512}, {{0, 0, 1}}, {{0, 0, 1}})).chunks, 0);
 }
 
 }  // namespace

@@ -1,9 +1,8 @@
 // What is under concat_pad: checks and a plan on the host, and the row operation of both devices.
 //
-// Where all of it is a multiple of 16 bytes, it is a `chunked_concat`: a few heads at a time, by bulk copies on a GPU. All
-// others are a row operation: a row's unit is the row; its parts are the packets of its heads, each head's of the first
-// input before those of the second. Where the elements of a head lie side by side on all three sides, a packet is the widest
-// of 16, 8, 4, 2 and 1 bytes that divides both widths, all addresses and all strides in use; else it is an element.
+// A row's unit is the row; its parts are the packets of its heads, each head's of the first input before those of the
+// second. Where the elements of a head lie side by side on all three sides, a packet is the widest of 16, 8, 4, 2 and 1
+// bytes that divides both widths, all addresses and all strides in use; else it is an element.
 #pragma once
 
 #include <holdfast/detail/kernel_attributes.hpp>
@@ -44,7 +43,6 @@ struct concat_plan {
   std::int32_t head_packets = 0;
   std::uint32_t first_packets = 0;  // of a head
   int packet_bytes = 0;
-  bool together = false;  // the elements of every head, on all sides
   row_limit limit;
 };
 
@@ -106,7 +104,6 @@ struct concat_plan {
   plan.row_packets = static_cast<std::int32_t>(row_packets);
   plan.head_packets = static_cast<std::int32_t>(head_packets);
   plan.first_packets = static_cast<std::uint32_t>(first_bytes / plan.packet_bytes);
-  plan.together = together;
   plan.limit = limit;
   return plan;
 }
@@ -172,60 +169,6 @@ struct concat_heads {
   }
 };
 
-/// Heads of a row that go side by side, as many as a chunk holds: two pieces each.
-struct chunked_concat {
-  static constexpr const char* kernel = "concat_pad";
-  static constexpr std::int32_t chunk_bytes = 4096;
-  static constexpr std::int32_t usual_bytes = 2304;  // two heads of 576 16-bit elements
-
-  concat_side first, second, out;
-  std::int64_t rows = 0;
-  std::int64_t chunks = 0;  // 0: not this way
-  std::uint32_t first_bytes = 0, head_bytes = 0;
-  std::uint32_t heads = 0, heads_of_chunk = 1;
-  divisor64 by_row;
-  row_limit limit;
-
-  explicit chunked_concat(const concat_plan& plan)
-      : first(plan.first), second(plan.second), out(plan.out), rows(plan.rows), limit(plan.limit) {
-    if (plan.packet_bytes != 16 || !plan.together || plan.head_packets > chunk_bytes / 16 || plan.first_packets == 0 ||
-        plan.first_packets == static_cast<std::uint32_t>(plan.head_packets))
-      return;
-    first_bytes = plan.first_packets * 16;
-    head_bytes = static_cast<std::uint32_t>(plan.head_packets) * 16;
-    heads = static_cast<std::uint32_t>(plan.row_packets / plan.head_packets);
-    if (out.head == std::int64_t{head_bytes} && head_bytes <= usual_bytes / 2)
-      heads_of_chunk = usual_bytes / head_bytes < 16 ? usual_bytes / head_bytes : 16;
-    by_row = divisor64(static_cast<std::int32_t>((heads + heads_of_chunk - 1) / heads_of_chunk));
-    constexpr std::int64_t most = 0x7fffffff;  // blocks of a grid
-    if (rows <= most / by_row.divisor) chunks = rows * by_row.divisor;
-  }
-
-  [[nodiscard]] HOLDFAST_HOST_DEVICE copy_chunk chunk(std::int64_t number) const {
-    const place at = place_of(number);
-    const std::uint32_t left = heads - at.head, taken = left < heads_of_chunk ? left : heads_of_chunk;
-    return {out.at(at.row, at.head, 0), taken * head_bytes,
-            at.row < limit.of(rows) ? static_cast<std::int32_t>(2 * taken) : 0};
-  }
-  [[nodiscard]] HOLDFAST_HOST_DEVICE copy_piece piece(std::int64_t number, std::int32_t which) const {
-    const place at = place_of(number);
-    const std::uint32_t in_chunk = static_cast<std::uint32_t>(which) / 2, head = at.head + in_chunk;
-    return which % 2 == 0
-               ? copy_piece{first.at(at.row, head, 0), in_chunk * head_bytes, first_bytes}
-               : copy_piece{second.at(at.row, head, 0), in_chunk * head_bytes + first_bytes, head_bytes - first_bytes};
-  }
-
- private:
-  struct place {
-    std::int64_t row;
-    std::uint32_t head;
-  };
-  [[nodiscard]] HOLDFAST_HOST_DEVICE place place_of(std::int64_t number) const {
-    const auto row = static_cast<std::int64_t>(by_row.quotient(static_cast<std::uint64_t>(number)));
-    return {row, static_cast<std::uint32_t>(number - row * by_row.divisor) * heads_of_chunk};
-  }
-};
-
 /// Calls `run` with the plan's operation; not at all when there is nothing to write.
 template <class Run>
 void with_concat_op(const concat_plan& plan, const Run& run) {
@@ -240,7 +183,6 @@ void with_concat_op(const concat_plan& plan, const Run& run) {
 }
 
 inline void run_concat(host::stream_ref stream, const concat_plan& plan, bool) {
-  if (const chunked_concat chunked(plan); chunked.chunks != 0) return run_chunks(stream, chunked);
   with_concat_op(plan, [&](const auto& op) { run_row_op(stream, op); });
 }
 

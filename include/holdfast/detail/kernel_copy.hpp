@@ -1,17 +1,14 @@
 // The one copy under pad_queries and unpad_output: [rows, heads, head_dim] with any strides on both sides.
 //
-// `plan_copy` checks and decides on the host. Which bytes lie side by side on BOTH sides decides how long a run is: all
-// heads of a row (packed heads into the first rows of a padded buffer: the usual case), one head, or one element.
-//
-// Long runs are a `chunked_copy`: pieces of 2 KiB that a GPU moves by bulk copies. All others are a row operation,
-// `strided_copy`: a row's unit is the row; its parts are the packets of its real heads, one after the other. The packet is
-// the widest of 16, 8, 4, 2 and 1 bytes that divides the run, both addresses and all strides in use; so an element-wise
-// copy moves elements, and a slice that begins at an odd byte moves bytes.
+// `plan_copy` checks and decides on the host, `strided_copy` is the row operation. A row's unit is the row; its parts are
+// the packets of its real heads, one after the other. Which bytes lie side by side on BOTH sides decides how long a run
+// is: all heads of a row (packed heads into the first rows of a padded buffer: the usual case), one head, or one element.
+// The packet is the widest of 16, 8, 4, 2 and 1 bytes that divides the run, both addresses and all strides in use; so
+// an element-wise copy moves elements, and a slice that begins at an odd byte moves bytes.
 #pragma once
 
 #include <holdfast/detail/kernel_attributes.hpp>
 #include <holdfast/detail/kernel_divisor.hpp>
-#include <holdfast/detail/kernel_launch.hpp>
 #include <holdfast/detail/kernel_packet.hpp>
 #include <holdfast/error.hpp>
 #include <holdfast/kernel/row_op.hpp>
@@ -21,7 +18,6 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <limits>
 #include <string>
 #include <type_traits>
@@ -102,7 +98,6 @@ struct copy_strides {
 };
 
 struct copy_plan {
-  const char* kernel = nullptr;  // what errors call it
   const std::byte* from = nullptr;
   std::byte* to = nullptr;
   std::int64_t rows = 0;  // 0: nothing to do
@@ -149,7 +144,6 @@ struct copy_plan {
                 from, to);
 
   copy_plan plan;
-  plan.kernel = kernel;
   if (to.empty()) return plan;
   for (const copy_side* side : {&from, &to})
     if (side->data == nullptr) refuse_copy(kernel, std::string("the data of ") + side->name + " is null", from, to);
@@ -259,81 +253,6 @@ struct strided_copy {
   }
 };
 
-/// What is copied whole: side by side where it goes to, of several pieces where it comes from. Addresses and sizes are
-/// multiples of 16.
-struct copy_chunk {
-  std::byte* to;
-  std::uint32_t bytes;
-  std::int32_t pieces;  // up to 32; 0: it becomes zeros
-};
-struct copy_piece {
-  const std::byte* from;
-  std::uint32_t at;  // in the chunk
-  std::uint32_t bytes;
-};
-
-/// Long runs, cut into chunks. On an H200, 2 to 5 % quicker than packets (bench/pad_queries_bench.cu).
-struct chunked_copy {
-  static constexpr std::int32_t chunk_bytes = 2048;
-  static constexpr std::int32_t least_run_bytes = 512, most_run_bytes = std::int32_t{1} << 30;
-
-  const char* kernel = nullptr;
-  const std::byte* from = nullptr;
-  std::byte* to = nullptr;
-  std::int64_t chunks = 0;  // 0: not this way
-  std::int32_t run_bytes = 0;
-  divisor64 by_row;
-  divisor32 by_run;
-  copy_strides from_strides;
-  copy_strides to_strides;
-
-  explicit chunked_copy(const copy_plan& plan)
-      : kernel(plan.kernel),
-        from(plan.from),
-        to(plan.to),
-        from_strides(plan.from_strides),
-        to_strides(plan.to_strides) {
-    if (plan.packet_bytes != 16 || plan.head_packets != plan.run_packets || plan.run_packets < least_run_bytes / 16 ||
-        plan.run_packets > most_run_bytes / 16)
-      return;
-    run_bytes = plan.run_packets * 16;
-    const std::int32_t of_run = run_bytes / chunk_bytes + (run_bytes % chunk_bytes == 0 ? 0 : 1);
-    by_run = divisor32(of_run);
-    by_row = divisor64(plan.row_packets / plan.run_packets * of_run);
-    constexpr std::int64_t most = 0x7fffffff;  // blocks of a grid
-    if (plan.rows <= most / by_row.divisor) chunks = plan.rows * by_row.divisor;
-  }
-
-  [[nodiscard]] HOLDFAST_HOST_DEVICE copy_chunk chunk(std::int64_t number) const {
-    const place at = place_of(number);
-    return {to + offset(to_strides, at), bytes(at), 1};
-  }
-  [[nodiscard]] HOLDFAST_HOST_DEVICE copy_piece piece(std::int64_t number, std::int32_t) const {
-    const place at = place_of(number);
-    return {from + offset(from_strides, at), 0, bytes(at)};
-  }
-
- private:
-  struct place {
-    std::int64_t row;
-    std::uint32_t head;
-    std::int32_t in_run;
-  };
-  [[nodiscard]] HOLDFAST_HOST_DEVICE place place_of(std::int64_t number) const {
-    const auto row = static_cast<std::int64_t>(by_row.quotient(static_cast<std::uint64_t>(number)));
-    const auto in_row = static_cast<std::uint32_t>(number - row * by_row.divisor);
-    const std::uint32_t head = by_run.quotient(in_row);
-    return {row, head, static_cast<std::int32_t>((in_row - head * by_run.divisor) * chunk_bytes)};
-  }
-  [[nodiscard]] HOLDFAST_HOST_DEVICE static std::int64_t offset(const copy_strides& strides, const place& at) {
-    return at.row * strides.row + std::int64_t{at.head} * strides.head + at.in_run;
-  }
-  [[nodiscard]] HOLDFAST_HOST_DEVICE std::uint32_t bytes(const place& at) const {
-    const std::int32_t left = run_bytes - at.in_run;
-    return static_cast<std::uint32_t>(left < chunk_bytes ? left : chunk_bytes);
-  }
-};
-
 /// Calls `run` with the plan's operation; not at all when there is nothing to copy.
 template <class Run>
 void with_copy_op(const copy_plan& plan, const Run& run) {
@@ -347,22 +266,7 @@ void with_copy_op(const copy_plan& plan, const Run& run) {
   }
 }
 
-template <class Copy>
-void run_chunks(host::stream_ref stream, const Copy& copy) {
-  launch(stream, copy.kernel, [copy] {
-    for (std::int64_t i = 0; i < copy.chunks; ++i) {
-      const copy_chunk chunk = copy.chunk(i);
-      if (chunk.pieces == 0) std::memset(chunk.to, 0, chunk.bytes);
-      for (std::int32_t p = 0; p < chunk.pieces; ++p) {
-        const copy_piece piece = copy.piece(i, p);
-        std::memcpy(chunk.to + piece.at, piece.from, piece.bytes);
-      }
-    }
-  });
-}
-
 inline void run_copy(host::stream_ref stream, const copy_plan& plan) {
-  if (const chunked_copy chunked(plan); chunked.chunks != 0) return run_chunks(stream, chunked);
   with_copy_op(plan, [&](const auto& op) { run_row_op(stream, op); });
 }
 

@@ -1,7 +1,6 @@
 // concat_pad on CUDA. See concat_pad.hpp.
 #pragma once
 
-#include <holdfast/detail/kernel_copy.cuh>
 #include <holdfast/device/cuda.hpp>
 #include <holdfast/kernel/concat_pad.hpp>
 #include <holdfast/kernel/row_op.cuh>
@@ -12,7 +11,6 @@ namespace holdfast::inline HOLDFAST_ABI {
 namespace detail {
 
 HOLDFAST_HIDDEN inline void run_concat(cudaStream_t stream, const concat_plan& plan, bool programmatic) {
-  if (const chunked_concat chunked(plan); chunked.chunks != 0) return run_chunks(stream, chunked, programmatic);
   with_concat_op(plan, [&]<class Op>(const Op& op) {
     constexpr row_op_shape usual = row_op_shape_of<Op>();
     constexpr row_op_shape early{usual.threads, usual.packets, usual.max_blocks, true};  // the same kernel
