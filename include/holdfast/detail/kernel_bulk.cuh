@@ -60,7 +60,7 @@ struct bulk_barrier {
   }
 };
 
-/// Out of shared memory, what a bulk copy brought there; other writes need `bulk_copies_out_see_writes` between.
+/// Out of shared memory, what a bulk copy brought there; what threads wrote themselves needs a proxy fence between.
 /// Addresses and `bytes` are multiples of 16.
 __device__ inline void bulk_copy_out(std::byte* to, const std::byte* from, std::uint32_t bytes) {
   asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;\n\tcp.async.bulk.commit_group;" ::"l"(
@@ -71,8 +71,5 @@ __device__ inline void bulk_copy_out(std::byte* to, const std::byte* from, std::
 
 /// Shared memory that this thread has copied out may be written again, or go with the block.
 __device__ inline void bulk_copies_out_have_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
-
-/// What this thread wrote to shared memory itself is seen by the copies out that are ordered behind.
-__device__ inline void bulk_copies_out_see_writes() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 }  // namespace holdfast::HOLDFAST_ABI::detail
