@@ -12,7 +12,10 @@
 //   of 4 KiB, of 8 KiB; two or four warps a block of 2 KiB each                   0.96, 0.93; 0.95
 //   blocks that stay, with a ring of 4 or 8 KiB copies                            0.90 to 0.93
 //   evict-first hints for what is read, or written                                0.89 to 0.93
-//   bulk copies of 2 KiB, one a block, for all that row operations can do         0.80, 0.80: nobody knows why yet
+//   the library's own, one of 2 KiB a block: as slow as packets in blocks of 128 threads, also 2 KiB each      0.80, 0.80
+//
+// So blocks of 2 KiB seem to be bound by how fast blocks start (about 160 ns on each multiprocessor); two copies of 2 KiB a
+// block are to be tried next.
 //
 // Real heads go into rows 64 KiB apart, which costs a pad 2 to 4 % against an unpad of the same bytes.
 #include <holdfast/kernel/pad_queries.cuh>

@@ -15,7 +15,7 @@ endif()
 if(NOT DEFINED RESULTS_DIR)
   set(RESULTS_DIR ${source_dir}/bench/results)
 endif()
-set(left_out "^(verify|concat|norm_rope)/|/(256 B|64 MiB)/threads:|/threads:4")
+set(left_out "^(verify|concat|norm_rope)/|^pad/(threads|packets)|/(256 B|64 MiB)/threads:|/threads:4")
 set(begin "<!-- measured:begin -->")
 set(end "<!-- measured:end -->")
 
