@@ -142,7 +142,8 @@ class query_rows {
 
   /// Ends the use, as the destructor does. The handle is empty then. On a per-thread default stream, it is the thread that
   /// used it which releases: before anybody acquires elsewhere, who would not wait for its work else. If its stream captures
-  /// by then, those are yours to order; and the memory goes back by a later call of that thread's (collect, say).
+  /// by then, those are yours to order; and the memory goes back by a later call of that thread's (collect, say), or never,
+  /// if it ends first.
   void release() noexcept {
     use_.release();
     data_ = nullptr;
