@@ -148,15 +148,15 @@ struct gather_place {
 //
 // The batches of one that is `unrolled` are code of their own each: half the instructions a packet, where places are constants.
 
-inline constexpr std::int32_t row_packets = fp8_row::bytes / 16;
-static_assert(row_packets == 32, "a packet of the row for each lane of a warp");
+inline constexpr std::int32_t fp8_row_packets = fp8_row::bytes / 16;
+static_assert(fp8_row_packets == 32, "a packet of the row for each lane of a warp");
 
 /// FP8 rows, as they are. `Width` bytes are loaded at once; with 16, rows are staged, and go on from there.
 template <class Index_, std::size_t Width>
 struct gather_fp8 {
   using Index = Index_;
   static constexpr std::int32_t rows_of_a_warp = 2, rows_of_a_batch = 2, warps_of_a_block = 4;
-  static constexpr std::int32_t packets_of_a_row = row_packets;
+  static constexpr std::int32_t packets_of_a_row = fp8_row_packets;
   static constexpr bool staged = Width == 16, passed_on = staged, lanes_stage = false, unrolled = false;
 
   struct source {
@@ -189,7 +189,7 @@ struct gather_fp8 {
 
   template <std::int32_t Rows>
   [[nodiscard]] HOLDFAST_HOST_DEVICE static gather_place place_of(std::int32_t packet_of_warp) {
-    return {packet_of_warp / row_packets, packet_of_warp % row_packets};
+    return {packet_of_warp / fp8_row_packets, packet_of_warp % fp8_row_packets};
   }
 
   [[nodiscard]] HOLDFAST_HOST_DEVICE packet load(const source& from, std::int32_t at) const {
@@ -208,7 +208,7 @@ template <std::int32_t Residual, class Index_, std::size_t Width>
 struct gather_nvfp4 {
   using Index = Index_;
   using format = nvfp4_row<Residual>;
-  static_assert(format::groups == row_packets);
+  static_assert(format::groups == fp8_row_packets);
   static constexpr bool staged = Width == 16;
   static constexpr bool passed_on = false, lanes_stage = false, unrolled = false;
   static_assert(!staged || Residual == 0, "rows with a residual have 36 scales: no multiple of 16");
@@ -217,7 +217,7 @@ struct gather_nvfp4 {
   static constexpr std::int32_t rows_of_a_warp = staged ? 16 : Residual == 0 ? 2 : 8;
   static constexpr std::int32_t rows_of_a_batch = staged ? 8 : rows_of_a_warp;
   static constexpr std::int32_t warps_of_a_block = staged ? 2 : Residual == 0 ? 4 : 1;
-  static constexpr std::int32_t packets_of_a_row = row_packets;
+  static constexpr std::int32_t packets_of_a_row = fp8_row_packets;
 
   struct source {
     const std::byte* data;
@@ -269,7 +269,7 @@ struct gather_nvfp4 {
   template <std::int32_t Rows>
   [[nodiscard]] HOLDFAST_HOST_DEVICE static gather_place place_of(std::int32_t packet_of_warp) {
     if constexpr (Residual == 0) {
-      return {packet_of_warp / row_packets, packet_of_warp % row_packets};
+      return {packet_of_warp / fp8_row_packets, packet_of_warp % fp8_row_packets};
     } else {
       constexpr auto plain = static_cast<std::uint32_t>(format::plain_groups);
       constexpr auto residual = static_cast<std::uint32_t>(format::residual_groups);
